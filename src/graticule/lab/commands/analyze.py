@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from graticule import analysis, external
-from graticule.lab import figures, pages
+from graticule.lab import figures, pages, training
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import choose_device, label_models, open_models, test_data
 from graticule.lab.commands.options import (
@@ -32,10 +32,6 @@ from graticule.registry.fields import Whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from graticule.analysis.mixing import MixingMap
-    from graticule.external.attention_map import AttentionMap
-    from graticule.lab.training.opening import LoadedModel
 
 
 #: The forms of a query and of a shift.
@@ -90,7 +86,7 @@ class KindOptions(OfSize, NamedModels, Figures, JsonOutput):
     output: Path | None = None
     """folder for the figures and the numbers (default: the first run's, or runs/NAME)"""
 
-    def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
+    def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Compute the results of label -> model, and print tables."""
         raise NotImplementedError
 
@@ -106,7 +102,7 @@ class CorrelationsOptions(KindOptions):
     untrained: Rare[Whole] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
 
-    def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
+    def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Compute the maps of position of each stage."""
         if len(models) > 1:
             raise ValueError(f"`models` must be one, got {len(models)}.")
@@ -151,7 +147,7 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
     border: Rare[int] = 1
     """tokens closer to an edge than this many patches are reported separately"""
 
-    def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
+    def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Measure the error of each layer."""
         shifts = [_parse_pair(text, "shifts", _SHIFT) for text in self.shifts] or None
         sizes = {label: square(self.img_size) or opened.size for label, opened in models.items()}
@@ -196,13 +192,13 @@ class AttentionOptions(NamedData, KindOptions):
     without_position: bool = False
     """also draw each model with its position information removed"""
 
-    def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
+    def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Compute the attention on the test image, which is that of the first model."""
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)
         heads = self.heads or None
-        maps: dict[str, list[AttentionMap]] = {}
+        maps: dict[str, list[external.AttentionMap]] = {}
         for label, opened in models.items():
             data, size = test_data(opened, self), square(self.img_size) or opened.size
             view = external.view_of(opened.model).resized_to(size)
@@ -256,7 +252,7 @@ class MixingOptions(KindOptions):
     values: Literal["weights", "logits"] = "weights"
     """weights, or the logits before their softmax"""
 
-    def draw(self, models: Mapping[str, LoadedModel]) -> Drawings:
+    def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Compute the mixing weights of each layer."""
         size = square(self.img_size)
         query = None if self.query is None else _parse_pair(self.query, "query", _QUERY)
@@ -327,7 +323,7 @@ def _number(name: str, index: int, several: Collection[object]) -> str:
     return name if len(several) == 1 else f"{name}-{index + 1}"
 
 
-def _mixing_row(layer: MixingMap) -> tuple[str, ...]:
+def _mixing_row(layer: analysis.MixingMap) -> tuple[str, ...]:
     g, groups = layer.non_locality()
     counted = "-" if layer.matrices is None else f"{groups} of {layer.groups}"
     grid, distance = f"{layer.grid.height}x{layer.grid.width}", f"{layer.distance():.2f}"

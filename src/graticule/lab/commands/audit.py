@@ -26,9 +26,6 @@ from graticule.system.tables import format_table
 if TYPE_CHECKING:
     import torch
 
-    from graticule.external.view import ModelView
-    from graticule.lab.training.opening import LoadedModel
-
 
 @dataclass
 class AuditOptions(OfSize, NamedModels, JsonOutput, OnDevice):
@@ -125,7 +122,7 @@ def run(options: AuditOptions) -> int:
     return options.finish(record, *written)
 
 
-def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
+def _other_sizes(view: external.ModelView) -> list[tuple[int, ...]]:
     """Return the default of the other sizes; empty if the model refuses it."""
     pairs = zip(view.img_size, view.coarsest_patch, strict=True)
     other = tuple(max(round(_OTHER * side / step), 1) * step for side, step in pairs)
@@ -136,7 +133,7 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     return [other]
 
 
-def _about(opened: LoadedModel, options: AuditOptions, device: str, command: str) -> dict[str, str]:
+def _about(opened: training.LoadedModel, options: AuditOptions, device: str, command: str) -> dict[str, str]:
     around = training.surroundings()
     versions, machine = around["versions"], around["machine"]
     return {

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from graticule.lab import pages, studies, tasks, training
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import check_task_options
 from graticule.lab.commands.options import JsonOutput, output_folder, overridden, parse
 from graticule.lab.recipes.load import load_recipe
 from graticule.registry.checks import parse_sizes
@@ -93,7 +92,6 @@ def run(options: CompareOptions) -> int:
             f"`sizes` must be left out with the task {task}: compare scores classifiers at other sizes, and "
             f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
         )
-    check_task_options(task, sizes=options.sizes)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options.values())}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graticule import analysis
 from graticule.lab import figures, pages, studies
 from graticule.lab.commands.options import Options, output_folder
 from graticule.lab.recipes.load import load_recipe
 from graticule.registry.checks import printable
-
-if TYPE_CHECKING:
-    from graticule.lab.studies.results import Results
 
 
 @dataclass
@@ -89,7 +86,7 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
     return report.write(folder / "report.html")
 
 
-def headline(results: Results) -> list[str]:
+def headline(results: studies.Results) -> list[str]:
     """Return the findings: LaPE less the default table and less the table of its amplitude, at two sizes."""
     sentences = []
     enlarged = studies.place("zoom", SIZES[-1])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from graticule import analysis, external
 from graticule.lab import figures, training
@@ -25,9 +25,6 @@ from graticule.lab.training.results import Evaluated
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.registry import registered
 from graticule.system.files import write_json
-
-if TYPE_CHECKING:
-    from graticule.lab.training.opening import LoadedModel
 
 
 @dataclass
@@ -115,7 +112,7 @@ def run(options: EvaluateOptions) -> int:
     return options.finish(records, *written)
 
 
-def _probe(options: EvaluateOptions, opened: Sequence[LoadedModel], probe: Literal["knn", "ridge"]) -> int:
+def _probe(options: EvaluateOptions, opened: Sequence[training.LoadedModel], probe: Literal["knn", "ridge"]) -> int:
     import torch
 
     for name, value in _task_options(options).items():
@@ -153,7 +150,7 @@ def _task_options(options: EvaluateOptions) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
-def _choose_task(opened: LoadedModel) -> Any:
+def _choose_task(opened: training.LoadedModel) -> Any:
     """Return the task that scores a model: that of its run, or classification for a model by name."""
     if opened.run is not None:
         return opened.run.task()
@@ -162,7 +159,7 @@ def _choose_task(opened: LoadedModel) -> Any:
     return training.task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
-def _measured_score(opened: LoadedModel, task: Any, checkpoint: str) -> float | None:
+def _measured_score(opened: training.LoadedModel, task: Any, checkpoint: str) -> float | None:
     """Return the score of a finished run that was measured in training."""
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None

@@ -7,7 +7,7 @@ import webbrowser
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import graticule
 from graticule.lab import data, pages, training
@@ -16,11 +16,6 @@ from graticule.lab.commands.opening import label_models, open_models, read_input
 from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import make_folder, read_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from graticule.lab.training.opening import LoadedModel
 
 
 @dataclass
@@ -93,7 +88,7 @@ def _find_images(images: list[str], targets: list[str]) -> list[int | Path]:
     return sources
 
 
-def _read_images(opened: LoadedModel, sources: list[int | Path], size: tuple[int, int], tests: Any) -> Tensor:
+def _read_images(opened: training.LoadedModel, sources: list[int | Path], size: tuple[int, int], tests: Any) -> Any:
     """Return the images as inputs of the model, (n, C, height, width); `tests` has the test images."""
     import torch
 

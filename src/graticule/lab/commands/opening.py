@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graticule.lab import data as lab_data
 from graticule.lab import training
 from graticule.lab.commands.options import NamedData, NamedModels
 from graticule.registry.checks import is_path, known_name, printable
 
-if TYPE_CHECKING:
-    from graticule.lab.training.opening import LoadedModel
-
 
 def open_models(
     targets: Sequence[str], options: NamedModels, command: str, inputs: str = "images", **how: Any
-) -> list[LoadedModel]:
+) -> list[training.LoadedModel]:
     """Open different models by `open_model`; the inputs of the tasks of runs must match the pattern `inputs`.
 
     Options of models by name and their images must be given for those alone; `how` is for these, too.
@@ -54,7 +51,7 @@ def open_models(
     return models
 
 
-def test_data(opened: LoadedModel, options: NamedData) -> Any:
+def test_data(opened: training.LoadedModel, options: NamedData) -> Any:
     """Return the test images for a model: those of its run, or those of `options.images`."""
     if opened.run is not None:
         return opened.run.data()
@@ -62,7 +59,7 @@ def test_data(opened: LoadedModel, options: NamedData) -> Any:
     return named_data(opened, options.images, options.data_root)
 
 
-def named_data(opened: LoadedModel, name: str, root: Path | None = None) -> Any:
+def named_data(opened: training.LoadedModel, name: str, root: Path | None = None) -> Any:
     """Return the test images of a folder or a data set, resized and normalized for a model."""
     assert opened.images is not None
     if name not in lab_data.list_datasets():
@@ -81,7 +78,7 @@ def named_data(opened: LoadedModel, name: str, root: Path | None = None) -> Any:
     return data
 
 
-def folder_data(opened: LoadedModel, folder: Path, least: int = 1, **options: Any) -> Any:
+def folder_data(opened: training.LoadedModel, folder: Path, least: int = 1, **options: Any) -> Any:
     """Return the images of a folder, at least `least`, resized and normalized for a model; see `FolderModule`."""
     assert opened.images is not None
     if len(opened.size) > 2:
@@ -94,7 +91,7 @@ def folder_data(opened: LoadedModel, folder: Path, least: int = 1, **options: An
     return data
 
 
-def check_labels(opened: LoadedModel, data: Any, source: str) -> None:
+def check_labels(opened: training.LoadedModel, data: Any, source: str) -> None:
     """Check that the labels of data from `named_data` are outputs of a model; say so if only their number tells."""
     assert opened.images is not None
     names, count = opened.images.class_names, opened.num_classes
@@ -110,7 +107,7 @@ def check_labels(opened: LoadedModel, data: Any, source: str) -> None:
         print(f"{printable(opened.target)} does not name its classes: those of {source} are in order", file=sys.stderr)
 
 
-def label_models(opened: Sequence[LoadedModel]) -> list[str]:
+def label_models(opened: Sequence[training.LoadedModel]) -> list[str]:
     """Return distinct labels of models: what differs in the folders of runs, and other sources as given."""
     runs = [model.target for model in opened if model.run is not None and Path(model.target) == model.run.folder]
     folders = {target: Path(target).resolve() for target in runs}

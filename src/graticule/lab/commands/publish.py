@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import graticule
 from graticule import analysis, external, hub
-from graticule.lab import figures
+from graticule.lab import figures, training
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import open_models
 from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.fields import read_typed
 from graticule.system.files import make_folder
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from graticule.lab.training.opening import LoadedModel
-    from graticule.lab.training.run import Run
 
 
 @dataclass
@@ -77,7 +71,7 @@ def run(options: PublishOptions) -> int:
     return 0
 
 
-def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str) -> None:
+def _publish_run(run: training.Run, source: training.LoadedModel, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
 
     recipe: Any = run.recipe()
@@ -89,7 +83,7 @@ def _publish_run(run: Run, source: LoadedModel, folder: Path, figure_format: str
     model.save_pretrained(folder, preprocessing=source.preprocessing, card=card)
 
 
-def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
+def _results(run: training.Run, recipe: Any) -> list[tuple[str, str]]:
     if not run.finished:
         return []
     result, metric, count = run.result(), recipe.metric, run.examples("test")
@@ -101,7 +95,7 @@ def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _describe_training(run: Run) -> str:
+def _describe_training(run: training.Run) -> str:
     """Describe the machine and the versions that a run was trained with."""
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})
@@ -110,7 +104,7 @@ def _describe_training(run: Run) -> str:
     return f"Measured in training {where} ({with_})." if with_ else ""
 
 
-def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
+def _figures(model: Any, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
     from graticule.encodings.forms.absolute import AbsoluteEncoding
 
