@@ -6,6 +6,7 @@ import pickle
 import shutil
 import socket
 from pathlib import Path
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -339,6 +340,26 @@ def test_functions_and_rates_of_training_are_not_saved_with_a_warning(model, tmp
     other.blocks[1].attn.proj_drop.p = 0.5
     with pytest.warns(UserWarning, match=r"^forward, blocks.1.attn.proj_drop.p of VisionTransformer are not saved: "):
         other.save_pretrained(tmp_path / "changed")
+    block = type(model.blocks[0])
+    with (
+        mock.patch.object(block, "forward", lambda part, x, *args: x),
+        pytest.warns(
+            UserWarning, match=rf"^{block.__module__}.{block.__name__}.forward of VisionTransformer is not saved"
+        ),
+    ):
+        model.save_pretrained(tmp_path / "patched")
+    other = copy.deepcopy(model).bfloat16()
+    with pytest.warns(UserWarning, match=r"\.dtype and \d+ more of .* not saved: the opened model is in torch.float32"):
+        other.save_pretrained(tmp_path / "narrow")
+    other = copy.deepcopy(model)
+    other.fc_norm.weight.requires_grad_(False)
+    with pytest.warns(
+        UserWarning, match="^fc_norm.weight.requires_grad of .* is not saved: the opened model trains these"
+    ):
+        other.save_pretrained(tmp_path / "frozen")
+    for part in ("narrow", "frozen"):
+        values = [*graticule.from_pretrained(tmp_path / part).parameters()]
+        assert all(value.requires_grad and value.dtype == torch.float32 for value in values)
 
 
 def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):

@@ -108,7 +108,8 @@ class CommandOption:
             if self.choices:
                 raise
             words, text = type_words(self.kind), printable(" ".join(texts))
-            raise ValueError(f"`{field}` must be {words}, got {text!r}.") from None
+            example = "" if sequence is None else f", as in {self.usage}"
+            raise ValueError(f"`{field}` must be {words}{example}, got {text!r}.") from None
         return get_origin(sequence)(values) if self.most is None or len(values) > 1 else values[0]
 
 

@@ -88,9 +88,7 @@ class FoldedPosition(Folded):
     It keeps the original and has its state dict. The constants are computed again when a state dict is loaded, and at
     the next call after the parameters were changed in place or moved, which their versions and addresses tell (an
     average of weights, an optimizer, `vector_to_parameters`). While other tensors are in the place of the parameters
-    (`torch.func.functional_call`), positions are computed from these. PyTorch does not count writes through
-    `parameter.data`, and a compiled program does not look: call `graticule.fold` again after these. It refuses other
-    grids and training mode.
+    (`torch.func.functional_call`), positions are computed from these. It refuses other grids and training mode.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:

@@ -341,16 +341,20 @@ class Encoding(GridModule, ABC):
         parameters = _parameters(cls.__init__)
         return cls(**{name: value for name, value in known.items() if name in parameters}, **options)
 
-    def check_returned(self, method: str, value: Tensor, letters: str, shape: tuple[int, ...]) -> Tensor:
+    def check_returned(self, method: str, value: Any, letters: str, shape: tuple[int, ...] | None) -> Any:
         """Return what a method returned if it has this shape, which is not compared while a model is compiled.
 
         Raises:
             BrokenContract: naming the encoding, the method, the expected shape, and the shape of the value.
         """
-        if not torch.compiler.is_compiling() and getattr(value, "shape", None) != shape:
-            name, kind = ENCODINGS.name_of(type(self)) or type(self).__name__, type(value).__name__
-            actual = tuple(value.shape) if isinstance(value, Tensor) else kind
-            raise BrokenContract(f"`{method}` of encoding {name!r} must return ({letters}) = {shape}, got {actual}")
+        if not torch.compiler.is_compiling() and (shape is None or getattr(value, "shape", None) != shape):
+            name, actual = ENCODINGS.name_of(type(self)) or type(self).__name__, type(value).__name__
+            if shape is None:
+                expected, actual = letters, f"a list of {len(value)}" if isinstance(value, list) else actual
+            else:
+                expected = f"({letters}) = {shape}"
+                actual = str(tuple(value.shape)) if isinstance(value, Tensor) else actual
+            raise BrokenContract(f"`{method}` of encoding {name!r} must return {expected}, got {actual}")
         return value
 
     def extra_repr(self) -> str:

@@ -24,7 +24,9 @@ def fold(
 
     The constants are LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then
     has no extra cost. The original is kept inside, and `unfold` restores it. A folded model cannot be trained, and
-    refuses other grids unless `sizes` is given. Folding a folded model folds it again, for `img_size`.
+    refuses other grids unless `sizes` is given. Folding a folded model folds it again, for `img_size`:
+    do so after writes through `parameter.data`, which PyTorch does not count, and after each change of the parameters
+    of a compiled model, whose program does not look for changes.
     Functions of the tokens (a PEG, Shaw's encoding) are unchanged.
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.

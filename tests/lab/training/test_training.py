@@ -112,7 +112,7 @@ def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(ch
     recipe = parse_choices(base, [choice], "train")[choice]
     assert recipe == replace(base, **values)
     data = build_data(recipe)
-    assert (data.train_share, data.limits["train"]) == (recipe.train_share, 50)
+    assert (data.train_share, data.limit_train) == (recipe.train_share, 50)
 
 
 def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():

@@ -44,7 +44,7 @@ class LayerBias(GridModule, ABC):
                 return LayerPosition(bias=factors)
         self.check_pairs(grid, self.num_heads)
         bias = self(grid)
-        if isinstance(bias, Tensor) and isinstance(self, BiasEncoding):
+        if isinstance(self, BiasEncoding) and not (callable(bias) or isinstance(bias, LayerPosition)):
             self.check_returned("forward", bias, "heads, N, N", (self.num_heads, grid.tokens, grid.tokens))
         return bias if isinstance(bias, LayerPosition) else LayerPosition(bias=bias)
 

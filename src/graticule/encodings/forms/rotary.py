@@ -240,8 +240,14 @@ class RotaryPosition(SharedPosition):
 
     def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each joined layer for `grid`, or one for all."""
-        scale = self.encoding.query_scale(grid)
-        return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in self.encoding.rotations(grid)]
+        scale, rotations = self.encoding.query_scale(grid), self.encoding.rotations(grid)
+        if not torch.compiler.is_compiling():
+            is_list = isinstance(rotations, list | tuple)
+            wrong = [rotation for rotation in rotations if not callable(rotation)] if is_list else [rotations]
+            if wrong or len(rotations) not in (1, len(self.joined)):
+                first = wrong[0] if wrong else rotations
+                self.encoding.check_returned("rotations", first, "a list of one rotation, or one per layer", None)
+        return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in rotations]
 
     def published_names(self) -> dict[str, str]:
         """Map `rope.freqs`, timm's name of learned frequencies."""

@@ -67,7 +67,6 @@ def named_data(opened: training.LoadedModel, name: str, root: Path | None = None
             known_name("images", name, lab_data.list_datasets())
         return folder_data(opened, Path(name))
     data = lab_data.DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
-    data.setup()
     if data.info.channels != opened.images.channels:
         raise ValueError(
             f"`images` must have {opened.images.channels} channels, as {opened.target} takes, got "
