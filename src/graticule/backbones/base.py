@@ -16,6 +16,7 @@ from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Crop
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked, format_value
+from graticule.registry.fields import Classes, Side
 
 
 class Backbone(StagedModel, HubModel):
@@ -74,7 +75,7 @@ class Backbone(StagedModel, HubModel):
         return self.head
 
     @checked
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+    def reset_classifier(self, num_classes: Classes, global_pool: str | None = None) -> None:
         """Replace the classifier by a new one for `num_classes`; 0 for none."""
         global_pool = self.global_pool if global_pool is None else global_pool
         self.check_pool(global_pool)
@@ -83,7 +84,7 @@ class Backbone(StagedModel, HubModel):
         self.head = self._like_weights(self._classifier())
 
     @checked
-    def set_input_size(self, img_size: int | tuple[int, ...] | None = None) -> None:
+    def set_input_size(self, img_size: Side | tuple[Side, ...] | None = None) -> None:
         """Change the image size that position information is stored for.
 
         Args:

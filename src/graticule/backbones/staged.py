@@ -16,6 +16,7 @@ from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import format_value, sides
+from graticule.registry.fields import Channels, Classes, Depth, ShareBelowOne, Side, SmallCount
 
 
 class StagedModel(TokenModel):
@@ -82,17 +83,17 @@ class StagedModel(TokenModel):
     def __init__(
         self,
         *,
-        patch_size: int | tuple[int, ...],
-        embed_dims: Sequence[int],
-        depths: Sequence[int],
-        img_size: int | tuple[int, ...] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
+        patch_size: Side | tuple[Side, ...],
+        embed_dims: Sequence[Channels],
+        depths: Sequence[Depth],
+        img_size: Side | tuple[Side, ...] = 224,
+        in_chans: SmallCount = 3,
+        num_classes: Classes = 1000,
         global_pool: str = "avg",
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        drop_rate: ShareBelowOne = 0.0,
+        pos_drop_rate: ShareBelowOne = 0.0,
+        proj_drop_rate: ShareBelowOne = 0.0,
+        drop_path_rate: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         if len(embed_dims) != len(depths) or not depths:

@@ -12,6 +12,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.places import by, letters
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, SmallCount
 
 
 @register_encoding("bucketed_bias")
@@ -47,7 +48,12 @@ class BucketedBias(BiasEncoding):
     edges: Tensor
 
     def __init__(
-        self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        buckets: Bounded = 32,
+        max_distance: Bounded = 128,
+        causal: bool = False,
     ) -> None:
         super().__init__(grid, num_heads)
         step = 2 if causal else 4

@@ -9,6 +9,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import DECOMPOSITIONS, JOININGS, build_joining, joined_layers
 from graticule.position.position import ENCODINGS, CombinedPosition, Position, StageSpec
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Depth, SmallCount
 from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
 
@@ -32,9 +33,9 @@ def list_decompositions() -> list[str]:
 def build_position(
     grid: Grid,
     *,
-    dim: int,
-    depth: int,
-    num_heads: int,
+    dim: Channels,
+    depth: Depth,
+    num_heads: SmallCount,
     encoding: str | Spec | tuple[Spec, ...] = "learnable",
     joining: str | Spec = "default",
     **within: Any,

@@ -16,6 +16,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Axis, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Bounded, SmallCount
 from graticule.system.memory import check_memory
 
 #: The letters of rows and columns in SAM.
@@ -49,8 +50,8 @@ class Decomposed(BiasEncoding):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         scaled: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:

@@ -10,6 +10,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Shape, letters
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Channels, NotNegative
 from graticule.system.symbolic import holds
 
 
@@ -40,8 +41,8 @@ class Factorized(ComputedEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        std: float = 0.02,
+        dim: Channels,
+        std: NotNegative = 0.02,
         product: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:

@@ -11,6 +11,7 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
+from graticule.registry.fields import SmallCount
 from graticule.system.symbolic import as_tensor
 
 
@@ -52,9 +53,9 @@ class Fire(PatchBias):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
+        num_heads: SmallCount,
         causal: bool = False,
-        hidden: int = 32,
+        hidden: SmallCount = 32,
         form: Literal["distance", "axes"] = "distance",
     ) -> None:
         super().__init__(grid, num_heads)

@@ -14,6 +14,7 @@ from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import SmallCount
 
 #: The ways to parametrize the quadratic form (PosMLP, Table 6); `_released` is the authors' code if it differs from the
 #: paper.
@@ -67,7 +68,12 @@ class QuadraticMixing(MixingEncoding):
     """
 
     def __init__(
-        self, grid: Grid, groups: int = 1, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
+        self,
+        grid: Grid,
+        groups: SmallCount = 1,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
     ) -> None:
         super().__init__(grid, groups)
         self.form = form
@@ -200,7 +206,12 @@ class GqpeBias(PatchBias):
     crops = True
 
     def __init__(
-        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "spread"
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "spread",
     ) -> None:
         super().__init__(grid, num_heads)
         self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)

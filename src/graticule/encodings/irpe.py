@@ -15,6 +15,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.places import letters, ravel
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, Ratio, SmallCount
 
 #: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]
@@ -70,12 +71,12 @@ class Irpe(BiasEncoding):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         method: Method = "product",
         on: On = "k",
         mode: Literal["contextual", "bias"] = "contextual",
-        ratio: float = 1.9,
+        ratio: Ratio = 1.9,
         shared_heads: bool = True,
     ) -> None:
         super().__init__(grid, num_heads)

@@ -14,6 +14,7 @@ from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
+from graticule.registry.fields import NotNegative, SmallCount
 
 
 class LearnableMixing(MixingEncoding):
@@ -38,7 +39,7 @@ class LearnableMixing(MixingEncoding):
     resampled = True
     holds = "displacements"
 
-    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, groups: SmallCount = 1, std: NotNegative = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, groups)
         self.std = std
         self.resampler = build_resampler(resampler, "displacements")
@@ -109,6 +110,8 @@ class LrpeM(TokenMixing, MixingSum):
 
     holds = "positions, displacements"
 
-    def __init__(self, grid: Grid, num_heads: int, group_tables: bool = False, resampler: str = "bicubic") -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, group_tables: bool = False, resampler: str = "bicubic"
+    ) -> None:
         table = LearnableMixing(grid, num_heads if group_tables else 1, resampler=resampler)
         super().__init__(DenseMixing(grid, resampler=resampler), table)

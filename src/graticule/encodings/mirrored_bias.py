@@ -13,6 +13,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import ravel
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler, resize_rows
+from graticule.registry.fields import SmallCount
 
 
 @register_encoding("mirrored_bias")
@@ -36,7 +37,7 @@ class MirroredBias(PatchBias):
     resampled = True
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, resampler: str = "bicubic") -> None:
         super().__init__(grid, num_heads)
         self.resampler = build_resampler(resampler)
         self.attention_biases = nn.Parameter(torch.empty(num_heads, grid.patches))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
+from graticule.registry.fields import SmallCount
 
 
 @register_encoding("mlp_bias")
@@ -28,7 +29,7 @@ class MlpBias(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, hidden: int = 128) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 128) -> None:
         super().__init__(grid, num_heads)
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
@@ -77,7 +78,7 @@ class ContinuousBias(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 512) -> None:
         super().__init__(grid, num_heads)
         # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))

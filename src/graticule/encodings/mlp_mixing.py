@@ -9,6 +9,7 @@ from graticule.position.displacement import TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler, resize_rows
+from graticule.registry.fields import Channels, Ratio
 
 
 class MlpMixing(MixingEncoding):
@@ -30,7 +31,7 @@ class MlpMixing(MixingEncoding):
     resampled = True
     dense = False
 
-    def __init__(self, grid: Grid, dim: int, ratio: float = 0.5, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, dim: Channels, ratio: Ratio = 0.5, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1)
         self.resampler = build_resampler(resampler)
         hidden = int(dim * ratio)

@@ -11,6 +11,7 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import NotNegative, SmallCount
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3
@@ -42,7 +43,12 @@ class RelativeBias(PatchBias):
     crops = True
 
     def __init__(
-        self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic", std: float = 0.02
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        prefix_rows: bool = False,
+        resampler: str = "bicubic",
+        std: NotNegative = 0.02,
     ) -> None:
         super().__init__(grid, num_heads)
         if prefix_rows and not grid.prefix:

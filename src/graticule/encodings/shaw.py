@@ -16,6 +16,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.places import letters
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, SmallCount
 
 
 @register_encoding("shaw")
@@ -44,7 +45,7 @@ class ShawBias(BiasEncoding):
     crops = True
     dense = False
 
-    def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, head_dim: Bounded, clip: SmallCount = 8) -> None:
         super().__init__(grid, num_heads)
         self.head_dim, self.clip = head_dim, clip
         self.names = [f"relative_position_{letter}" for letter in letters(len(grid.shape))]

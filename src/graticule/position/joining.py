@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import Checked, checked, known_name
+from graticule.registry.fields import Channels, Depth, LayerIndex, SmallCount, SmallWhole
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -22,7 +23,7 @@ class TableScale(nn.Module):
     """gamma * w, with one gamma (`channels=1`) or one per channel; `shift` adds beta."""
 
     @checked
-    def __init__(self, channels: int, shift: bool = False) -> None:
+    def __init__(self, channels: SmallCount, shift: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if shift else None
@@ -121,7 +122,7 @@ class Joining(Checked, nn.Module, ABC):
     #: Kinds that it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
-    def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, depth: Depth, layers: LayerIndex | tuple[LayerIndex, ...] | None = None) -> None:
         super().__init__()
         self.depth = depth
         self.joined = joined_layers(depth, layers)
@@ -232,7 +233,7 @@ class Concatenation(Joining):
     once = True
     repeats = False
 
-    def __init__(self, dim: int, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, dim: Channels, depth: Depth, layers: LayerIndex | tuple[LayerIndex, ...] | None = None) -> None:
         super().__init__(depth, layers)
         #: V_2, (D, D).
         self.projection = nn.Parameter(torch.eye(dim))
@@ -316,11 +317,11 @@ class Tupe(Joining):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        num_heads: int = 1,
-        prefix: int = 0,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        num_heads: SmallCount = 1,
+        prefix: SmallWhole = 0,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         norm: bool = False,
     ) -> None:
         super().__init__(depth, layers)
@@ -365,9 +366,9 @@ class LapeSharing(Joining):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         decomposition: Decomposition = "layer_norm",
     ) -> None:
         super().__init__(depth, layers)
@@ -426,9 +427,9 @@ class Lape(LapeSharing):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         decomposition: Decomposition = "layer_norm",
         over: Literal["keys", "heads"] = "keys",
     ) -> None:

@@ -17,6 +17,7 @@ from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, StageSpec
+from graticule.registry.fields import Channels, Positive
 from graticule.registry.specs import Spec
 
 #: Largest difference of a table from a formula that counts as rounding: half precision, sines of rounded angles.
@@ -36,7 +37,7 @@ class AbsoluteEncoding(Encoding):
     resampled: bool = False
     pos_embed: nn.Parameter
 
-    def __init__(self, grid: Grid, dim: int) -> None:
+    def __init__(self, grid: Grid, dim: Channels) -> None:
         super().__init__()
         self.grid = grid
         self.dim = dim
@@ -113,7 +114,9 @@ class FixedEncoding(AbsoluteEncoding):
     #: Options with which the formula gives other tables, to name the one that equals the table of a file.
     variants: ClassVar[list[dict[str, Any]]] = [{}]
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
+    def __init__(
+        self, grid: Grid, dim: Channels, temperature: Positive = 10_000.0, spread: float | None = None
+    ) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
         self.spread = spread

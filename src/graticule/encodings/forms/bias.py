@@ -16,6 +16,7 @@ from graticule.position.joining import Joining, PerLayer, fill_layers, joined_la
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, GridModule, Position, SharedPosition, StageSpec
 from graticule.position.resampling import resize_rows
+from graticule.registry.fields import Positive, SmallCount
 from graticule.system.symbolic import holds
 
 #: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/layers.py`).
@@ -139,7 +140,7 @@ class BiasEncoding(LayerBias, Encoding):
     #: True if all layers share one instance, instead of one per layer.
     shared: ClassVar[bool] = False
 
-    def __init__(self, grid: Grid | None = None, num_heads: int | None = None) -> None:
+    def __init__(self, grid: Grid | None = None, num_heads: SmallCount | None = None) -> None:
         """Set the attributes of that name; `build` sets those that a constructor leaves out."""
         super().__init__()
         for name, value in (("grid", grid), ("num_heads", num_heads)):
@@ -211,7 +212,7 @@ class NormalizedBias(ChangedBias):
     crops = False  # a whole row and a part of it have different norms
     bias: PatchBias
 
-    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+    def __init__(self, bias: PatchBias, eps: Positive = 1e-5) -> None:
         super().__init__(bias)
         self.norm = nn.LayerNorm(bias.grid.patches, eps)
 
@@ -244,7 +245,7 @@ class HeadNormalizedBias(ChangedBias):
 
     bias: PatchBias
 
-    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+    def __init__(self, bias: PatchBias, eps: Positive = 1e-5) -> None:
         super().__init__(bias)
         if bias.num_heads < 2:
             raise ValueError("`over` must be 'keys' with one head, whose norm over the heads is constant, got 'heads'.")

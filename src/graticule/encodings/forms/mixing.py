@@ -15,6 +15,7 @@ from graticule.position.joining import Joining, PerLayer, fill_layers, joined_la
 from graticule.position.layer import LayerPosition, MixingWeights
 from graticule.position.position import Encoding, GridModule, Position, StageSpec
 from graticule.position.resampling import resize_rows
+from graticule.registry.fields import SmallCount
 from graticule.registry.registry import Option
 
 
@@ -29,7 +30,7 @@ class MixingEncoding(GridModule, ABC):
     #: Whether whole windows are mixed by Fourier transforms of `displacements`, which must be periodic then.
     spectral: bool = False
 
-    def __init__(self, grid: Grid, groups: int) -> None:
+    def __init__(self, grid: Grid, groups: SmallCount) -> None:
         super().__init__()
         if grid.prefix:
             raise ValueError(f"`grid` must have no prefix tokens where tokens are mixed, got {grid.prefix}.")

@@ -6,14 +6,31 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from graticule.lab.commands.declared import Runs
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import JsonOutput
 from graticule.lab.studies.runs import Summary, find_runs, flat_values, summarise
 from graticule.registry.checks import printable
+
+
+@dataclass
+class RunsOptions(JsonOutput):
+    """List the runs in folders with their progress, their best score so far, and the values in which they differ.
+
+    graticule runs
+    graticule runs runs/study --sort best
+    """
+
+    folders: Positional[list[Path]] = field(default_factory=lambda: [Path("runs")])
+    """folders with runs, at any depth"""
+    sort: Literal["age", "name", "best"] = "age"
+    """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
+
 
 #: Values of recipes that are shown first: in columns if they differ, otherwise in the line below the table.
 _FIRST = ("model", "encoding", "joining", "seed", "lr")
@@ -21,7 +38,7 @@ _FIRST = ("model", "encoding", "joining", "seed", "lr")
 _OTHERS = 4
 
 
-def run(options: Runs) -> int:
+def run(options: RunsOptions) -> int:
     """List the runs in folders, each run once."""
     names: dict[Path, str] = {}
     for folder in options.folders:
@@ -62,7 +79,7 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
     return "own" if (key, value) == ("encoding", "None") else value
 
 
-def _show(runs: Sequence[tuple[str, Summary]], options: Runs) -> None:
+def _show(runs: Sequence[tuple[str, Summary]], options: RunsOptions) -> None:
     values = _values([summary for _, summary in runs])
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(runs) > 1}
     others = [key for key in values if key not in shared and key not in _FIRST]
