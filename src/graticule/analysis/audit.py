@@ -408,7 +408,7 @@ def _probe_sums(
     sums: list[PositionSums] = []
     for batch in batches:
         try:
-            tokens, grid = view.content(images[batch])
+            tokens, grid = view.patch_embeddings(images[batch])
             content = content or PositionSums(grid, tokens.shape[-1], folds)
             content.add(tokens)
         except Unavailable as error:

@@ -137,7 +137,7 @@ class Backbone(StagedModel, HubModel):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
         ends = list(accumulate(self.depths if self.stage_lists else [1] * self.depths[0]))
-        take, last = taken(len(ends), indices)
+        take, last = feature_indices(len(ends), indices)
         normed = not self.stage_lists  # True if the final norm applies to all intermediates
         maps: list[Tensor] = []
         prefix: list[Tensor] = []
@@ -165,7 +165,7 @@ class Backbone(StagedModel, HubModel):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
-        take, last = taken(len(self.feature_info), indices)
+        take, last = feature_indices(len(self.feature_info), indices)
         if self.created is not None:  # `create_model` builds the unpruned model
             shorter = last + 1 < len(self.feature_info) or self.created.get("shorter", False)
             self.created = {**self.created, "pruned": True, "shorter": shorter}
@@ -191,7 +191,7 @@ class Backbone(StagedModel, HubModel):
         self.depths = (count,)
 
 
-def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
+def feature_indices(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     """Return the indices of chosen outputs among `count`, and the largest, as timm does."""
     try:
         chosen: tuple[list[int], int] = feature_take_indices(count, indices)

@@ -46,7 +46,7 @@ class SingleStage(Pyramid):
         super().set_input_size(img_size)
         self.stem.set_input_size(img_size=self.img_size)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
         """Return nothing for each block: tokens are mixed on the whole grid, without windows."""
         return [()] * self.depths[stage]
 

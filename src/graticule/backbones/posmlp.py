@@ -181,7 +181,7 @@ class PosMlp(Pyramid):
                     )
         return grid
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks, shifted as `shift` says."""
         if self.shift == "swin":
             return self.alternating_windows(stage, grid)

@@ -269,7 +269,7 @@ class TwinsSvt(PyramidVisionTransformer):
         """Return the constructor of the attention of block `index` of a stage: within windows if it is even."""
         return super().attention_kind(index, reduction) if index % 2 else WindowAttention
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block of a stage, the windows if it is even, and the grid if it is odd."""
         kinds = Windows(grid, Grid(self.window_size, self.window_size)), grid
         return [(kinds[index % 2],) for index in range(self.depths[stage])]

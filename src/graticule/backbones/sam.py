@@ -141,7 +141,7 @@ class SamVisionTransformer(VisionTransformer):
         """Return the class of the attention of a layer."""
         return Attention if layer in self.global_layers else WindowAttention
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block, the grid, or its windows."""
         windows = Windows(grid, self.window)
         return [(grid if layer in self.global_layers else windows,) for layer in range(self.depths[0])]

@@ -165,7 +165,7 @@ class StagedModel(TokenModel):
         grids = self.position_grids(grid)
         return [at for at, depth in zip(grids, self.depths, strict=True) for _ in range(depth)]
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
         """Return, for each block of a stage, its arguments after tokens and position: the `grid` of the stage."""
         return [(grid,)] * self.depths[stage]
 
@@ -234,7 +234,7 @@ class StagedModel(TokenModel):
             at = grids[stage]
             x = self.embed(x, stage)
             x = x if tokens_kept is None else tokens_kept.of(x)
-            blocks = zip(self.stage_blocks(stage), self.where(stage, at), strict=True)
+            blocks = zip(self.stage_blocks(stage), self.block_arguments(stage, at), strict=True)
             layers = [(block, positions[first + index], where) for index, (block, where) in enumerate(blocks)]
             for tokens in self.run_blocks(x, layers):
                 x = tokens

@@ -139,7 +139,7 @@ class SwinTransformer(MergingPyramid):
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return _with_windows(super().grid_at(image), self.window_size, len(self.depths), self.shift)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks: every second one shifts them by half, by the rule `shift`."""
         return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 

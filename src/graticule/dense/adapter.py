@@ -287,7 +287,7 @@ class Adapter(FeatureReader):
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)
-        x, after, places = backbone.embed(images), [], backbone.where(0, grid)
+        x, after, places = backbone.embed(images), [], backbone.block_arguments(0, grid)
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)

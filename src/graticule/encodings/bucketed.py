@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
-from graticule.position.places import by, letters
+from graticule.position.places import axis_letters, by
 from graticule.position.position import register_encoding
 from graticule.registry.fields import Bounded, SmallCount
 
@@ -71,7 +71,7 @@ class BucketedBias(BiasEncoding):
         # the table of an axis with one patch would be one number per head, which a softmax cancels
         self.names = [
             "relative_attention_bias",
-            *(f"relative_attention_bias_{letters(last + 1)[axis]}" for axis in self.axes[:-1][::-1]),
+            *(f"relative_attention_bias_{axis_letters(last + 1)[axis]}" for axis in self.axes[:-1][::-1]),
         ]
         for name in self.names[1:]:
             self.register_parameter(name, nn.Parameter(torch.empty(buckets, num_heads)))

@@ -77,14 +77,14 @@ class Fire(PatchBias):
             place = grid.coordinates(device)[:, 0].to(wide)
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are masked
             return self._mlp(self._share(distance, place[:, None], reference)[..., None])
-        return grid.of_lags(self._mlp(self.shares(grid)))
+        return grid.expand_offsets(self._mlp(self.shares(grid)))
 
     def shares(self, grid: Grid) -> Tensor:
         """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or axes)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
-        offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
+        offsets = grid.unique_offsets(device).flatten(0, -2).to(wide)  # (displacements, axes)
         image = self.grid if isinstance(grid, Points) else grid
         step = 1 if image.spacing is None else as_tensor(image.spacing, offsets)
         largest = as_tensor(image.extent if grid.extent is None else grid.extent, offsets) - step

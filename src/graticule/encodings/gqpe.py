@@ -127,7 +127,7 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
-        lags = grid.lags(center.device).to(wide)
+        lags = grid.unique_offsets(center.device).to(wide)
         delta = lags.flatten(0, -2).unbind(-1)[::-1]  # (x, y): (displacements,) each
         at = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
@@ -218,4 +218,4 @@ class GqpeBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
-        return grid.of_lags(logits).mT.contiguous()  # of key minus query
+        return grid.expand_offsets(logits).mT.contiguous()  # of key minus query

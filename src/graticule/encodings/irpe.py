@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
-from graticule.position.places import letters, ravel
+from graticule.position.places import axis_letters, ravel
 from graticule.position.position import register_encoding
 from graticule.registry.fields import Bounded, Ratio, SmallCount
 
@@ -146,7 +146,8 @@ class Irpe(BiasEncoding):
     def _tables(self) -> list[str]:
         """The names of the tables of each axis in its code, which has two of them."""
         return [
-            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}") for letter in letters(len(self.grid.shape))
+            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}")
+            for letter in axis_letters(len(self.grid.shape))
         ]
 
     def _index(self, grid: Grid) -> Tensor:

@@ -37,7 +37,7 @@ class LearnableMixing(MixingEncoding):
     """
 
     resampled = True
-    holds = "displacements"
+    table_kind = "displacements"
 
     def __init__(self, grid: Grid, groups: SmallCount = 1, std: NotNegative = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, groups)
@@ -60,7 +60,7 @@ class LearnableMixing(MixingEncoding):
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid of tables, (groups, (2H' - 1)(2W' - 1))."""
-        return self.grid.alike_table(value.shape[1], shape) if value.ndim == 2 else None
+        return self.grid.infer_grid_from_offsets(value.shape[1], shape) if value.ndim == 2 else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         return resize_displacements(value, old, new, self.resampler)
@@ -108,7 +108,7 @@ class LrpeM(TokenMixing, MixingSum):
         resampler: resampler of both for another grid.
     """
 
-    holds = "positions, displacements"
+    table_kind = "positions, displacements"
 
     def __init__(
         self, grid: Grid, num_heads: SmallCount, group_tables: bool = False, resampler: str = "bicubic"

@@ -38,12 +38,12 @@ class MlpBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
-        t = grid.lags(weight.device)
+        t = grid.unique_offsets(weight.device)
         return (t.sign() * t.abs().to(wide).log1p()).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
-        return grid.of_lags(table.T)
+        return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the name of a parameter in timm."""
@@ -54,7 +54,7 @@ class MlpBias(PatchBias):
 class SharedMlpBias(MlpBias):
     """Shares the network of `mlp_bias` among all layers, as timm's `vit_srelpos` models."""
 
-    joined = None
+    joinable_as = None
     shared = True
 
 
@@ -96,12 +96,12 @@ class ContinuousBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
-        t = grid.lags(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
+        t = grid.unique_offsets(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
         return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
 
     def patch_bias(self, grid: Grid) -> Tensor:
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
-        return grid.of_lags(table.T)
+        return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""

@@ -60,7 +60,7 @@ class MlpMixing(MixingEncoding):
         if value.ndim != 2:
             return None
         hidden, patches = value.shape if name == "fc1.weight" else value.shape[::-1]
-        return self.grid.alike(patches, shape) if hidden == len(self.fc1.bias) else None
+        return self.grid.infer_grid(patches, shape) if hidden == len(self.fc1.bias) else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a weight, (T, N') or (N', T), whose sums over the tokens keep their size."""

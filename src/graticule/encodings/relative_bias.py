@@ -39,7 +39,7 @@ class RelativeBias(PatchBias):
     """
 
     resampled = True
-    holds = "displacements"
+    table_kind = "displacements"
     crops = True
 
     def __init__(
@@ -99,7 +99,7 @@ class RelativeBias(PatchBias):
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid or window of a table, ((2H'-1)(2W'-1), heads), with rows for prefix tokens."""
         fits = value.ndim == 2 and value.shape[1] == self.num_heads
-        return self.grid.alike_table(len(self._split(value)[0]), shape) if fits else None
+        return self.grid.infer_grid_from_offsets(len(self._split(value)[0]), shape) if fits else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a table, ((2H'-1)(2W'-1), heads); rows for prefix tokens are unchanged."""
@@ -123,5 +123,5 @@ class SharedRelativeBias(RelativeBias):
     BEiT can share its table as well, with `prefix_rows`.
     """
 
-    joined = None
+    joinable_as = None
     shared = True

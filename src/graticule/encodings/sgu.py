@@ -69,7 +69,7 @@ class DenseMixing(MixingEncoding):
         """Infer the grid of matrices, (N', N') or (groups, N', N')."""
         count = value.shape[-1] if value.ndim else 0
         fits = value.shape == (*self.weight.shape[:-2], count, count)
-        return self.grid.alike(count, shape) if fits else None
+        return self.grid.infer_grid(count, shape) if fits else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         return resize_pairs(value, old, new, self.resampler)

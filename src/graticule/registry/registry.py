@@ -171,8 +171,8 @@ class Registry(NameTable[str, T]):
         return super().register(name, check)
 
     def __getitem__(self, name: str) -> T:
-        cure = "" if name in self else _other_kind(self.kind, name)
-        return super().__getitem__(known_name(self.kind, name, self, cure))
+        hint = "" if name in self else _other_kind(self.kind, name)
+        return super().__getitem__(known_name(self.kind, name, self, hint))
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""

@@ -125,7 +125,7 @@ def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
 
 def table_of(module: Any) -> Any:
     """Return the kind of table in a module or module class: one of positions or of displacements."""
-    return getattr(module, "holds", "positions")
+    return getattr(module, "table_kind", "positions")
 
 
 Model = TypeVar("Model", bound=nn.Module)

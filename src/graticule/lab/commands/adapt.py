@@ -44,7 +44,7 @@ def read(arguments: list[str]) -> AdaptOptions:
     if options.images is None and options.recipe.dataset == "unlabeled_folder":
         raise ValueError("`images` must be given: a folder of images, got none.")
     recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
-    recipe.give(options.recipe.overrides)
+    recipe.record_overrides(options.recipe.overrides)
     options.recipe = recipe
     with_folder(options, "adapt")
     return options

@@ -93,7 +93,7 @@ def run(options: EvaluateOptions) -> int:
     for label, source, task, data in zip(label_models(opened), opened, tasks, datasets, strict=True):
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(source.target)
-        scores = evaluation.scores(task, training.in_precision(source.model, precision, device), data, device=device)
+        scores = evaluation.scores(task, training.with_precision(source.model, precision, device), data, device=device)
         measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)

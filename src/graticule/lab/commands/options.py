@@ -158,7 +158,7 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     root = options.recipe.data_root
     if root is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
-    options.recipe.give(recipe.overrides | names)
+    options.recipe.record_overrides(recipe.overrides | names)
     return cast("T", options)
 
 

@@ -22,4 +22,4 @@ from .task import register_task as register_task
 from .task import task_of as task_of
 from .validation import HeldOut as HeldOut
 from .validation import HeldOutEvaluation as HeldOutEvaluation
-from .validation import in_precision as in_precision
+from .validation import with_precision as with_precision

@@ -34,7 +34,7 @@ from graticule.registry.plugins import module_name
 from graticule.registry.specs import Spec
 
 #: Fields that a resumed run may change, since they do not change its result.
-MACHINE = (
+RUNTIME_FIELDS = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
     *("keep", "checkpoint_steps", "data_root", "strategy"),
 )
@@ -263,7 +263,7 @@ class TrainingRecipe:
                 )
         return arguments
 
-    def give(self, names: Iterable[str]) -> None:
+    def record_overrides(self, names: Iterable[str]) -> None:
         """Record the values that a user gave, and check that they have an effect."""
         object.__setattr__(self, "overrides", frozenset(names))
         check_effects(self, self.overrides)
@@ -277,7 +277,7 @@ class TrainingRecipe:
         """List the fields that differ and change the result; devices do not, except for the order of sums."""
         if self.task != other.task:
             return ["task"]
-        names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in RUNTIME_FIELDS]
         values, others = ({name: getattr(recipe, name) for name in names} for recipe in (self, other))
         for fields in (values, others):  # parsed, so spaces do not matter
             fields["encoding"] = _specs(fields["encoding"], USUAL_JOINING)
