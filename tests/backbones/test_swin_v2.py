@@ -114,7 +114,9 @@ def test_a_file_of_timms_weights_is_loaded_and_transferred(tmp_path):
 def test_blocks_start_as_the_identity():
     model = graticule.create_model("swinv2_tiny_window8_256", **SIZE)
     x = torch.randn(1, 256, 16)
-    assert torch.equal(model.layers[0].blocks[1](x, model.position(model.grid)[1], *model.where(0, model.grid)[1]), x)
+    assert torch.equal(
+        model.layers[0].blocks[1](x, model.position(model.grid)[1], *model.block_arguments(0, model.grid)[1]), x
+    )
 
 
 def test_windows_of_a_pretraining_without_a_bias_that_knows_them_are_refused():

@@ -183,12 +183,12 @@ REFUSED = [
     ({"encoding": "peg+learnable", "joining": "default(layers=2)"}, r"`layers` must be left out with joining 'defa"),
     ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
     ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
-    ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),
+    ({"encoding": "shaw(clip=0)"}, r"`clip` of encoding shaw must be at least 1, got 0"),
     ({"encoding": "learnable+relative_bias(clip=4)"}, r"`encoding` relative_bias must not have the option 'clip'"),
     ({"encoding": "shaw(clip=1.5)"}, r"`clip` of encoding shaw .*got 1.5"),
     ({"encoding": "sinusoidal_2d(std=1.0)"}, r"must not have the option 'std': the options are temperature"),
-    ({"encoding": "learnable(std=-0.1)"}, r"`std` must be at least 0, got -0.1"),
-    ({"encoding": "learnable(std=1e999)"}, r"`std` must be finite, got inf"),
+    ({"encoding": "learnable(std=-0.1)"}, r"`std` of encoding learnable must be at least 0, got -0.1"),
+    ({"encoding": "learnable(std=1e999)"}, r"`std` of encoding learnable must be a finite number, got inf"),
     ({"encoding": "learnable(std='1')"}, r"`std` of encoding learnable .*got '1'"),
 ]
 

@@ -169,7 +169,7 @@ def test_parts_are_drawn_by_seed_also_compiled_and_not_in_evaluation():
         ("windowed(window=[4])", r"`window` must be a side .* 2 axes, got \(4,\)"),
         ("cropped(size=[4, 4, 4])", r"`size` must be a side .* 2 axes, got \(4, 4, 4\)"),
         ("cropped(least=0.0)", "`least` of encoding cropped must be greater than 0, got 0.0"),
-        ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be greater than or equal to 1, got 0.5"),
+        ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be at least 1, got 0.5"),
         ("relative_bias(resampler='tiled')", "`resampler` must be one for tables of displacements"),
     ],
 )

@@ -13,14 +13,13 @@ from safetensors.torch import load_file
 import graticule
 from commands import run_command
 from graticule.lab import cli
-from graticule.lab.commands.opening import named_data, open_model
+from graticule.lab.commands.opening import named_data
 from graticule.lab.data.images import check_class_names, class_labels, same_classes
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import images_of
 from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.opening import label_names
+from graticule.lab.training.opening import label_names, open_model
 from graticule.lab.training.run import Run
 from image_files import draw_image, write_folder
 from short_runs import short
@@ -167,7 +166,7 @@ def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_p
 
 
 def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained):
-    images = images_of(trained)
+    images = trained.task().images(trained.described())
     assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
 
 
