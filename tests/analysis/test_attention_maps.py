@@ -14,7 +14,7 @@ from graticule.external.traced_model import view_of
 from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet
 from graticule.position.grid import Grid
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
 SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
@@ -35,7 +35,7 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     v = nn.functional.linear(seen, attention.qkv.weight.chunk(3)[2], attention.qkv.bias.chunk(3)[2])
     v = v.unflatten(-1, (3, 8)).transpose(1, 2)
     again = attention.proj((torch.from_numpy(layer.weights) @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-12)
+    assert_same(again, mixed[-1], 1e-12)
     np.testing.assert_allclose(layer.weights.sum(-1), 1, atol=1e-12)
     assert layer.weights.shape == (2, 3, 16, 16) and layer.queries == Grid(3, 5, prefix=1) == layer.keys
 

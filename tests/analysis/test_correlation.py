@@ -32,9 +32,6 @@ def patches(table, grid):
     return grid.split(table.detach().double())[1].numpy()
 
 
-# The cosine
-
-
 def test_a_row_of_zeros_has_no_cosine():
     s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
     assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
@@ -60,9 +57,6 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
     for layer in (0, 1):
         np.testing.assert_allclose(result.similarity[layer], cosine_similarity(w), atol=1e-7)
     assert result.untrained.shape == (2,)
-
-
-# The numbers
 
 
 def test_reach_by_hand():
@@ -138,9 +132,6 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range_of_r
     assert correlations(0.5, 0.5 + 1e-12, untrained=[0.0] * 39).p_value == 1
 
 
-# Values read from a model
-
-
 @pytest.mark.parametrize("size", [28, (20, 32)])
 def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     model = nano(img_size=size)
@@ -192,9 +183,6 @@ def test_another_model_and_a_negative_number_of_untrained_models_are_refused(cal
         call()
 
 
-# To and from a file
-
-
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
 def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
     result = position_correlations(nano(**kwargs), untrained=2)
@@ -206,9 +194,6 @@ def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
         assert ("initial" in arrays) == (result.initial is not None)
         for name in arrays.keys() - {"grid", "sources"}:
             np.testing.assert_array_equal(arrays[name], np.array(getattr(result, name)))
-
-
-# Texts
 
 
 @pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
@@ -255,9 +240,6 @@ def test_layers_without_position_have_no_correlation():
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
-
-
-# The coefficients of LaPE's Eq. 6 and 7
 
 
 def small(encoding="learnable", joining="default", name="vit_nano_patch4_28", **kwargs):

@@ -85,9 +85,6 @@ def table_of(model, index=0):
     return tables[index]
 
 
-# Families of one stage
-
-
 @torch.no_grad()
 @in_turn("name", COMPACT)
 @in_turn("joining", ["default", "shared", "unshared", "lape"])
@@ -109,9 +106,6 @@ def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does
         assert result.initial is None
     else:
         np.testing.assert_allclose(result.initial, cosine_similarity(patches), rtol=0, atol=1e-12)
-
-
-# Pyramids
 
 
 @torch.no_grad()
@@ -193,9 +187,6 @@ def test_a_folded_model_has_the_same_correlations(name, joining):
         np.testing.assert_array_equal(after.initial, expected.initial)
         assert after.sources == expected.sources
     assert model.position.training
-
-
-# The command
 
 
 SMALL = ("--limit-train", 20, "--limit-test", 20, "--batch-size", 10, "--epochs", 1, "--warmup-epochs", 0)

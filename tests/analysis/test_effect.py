@@ -14,6 +14,7 @@ from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from in_turn import in_turn
+from tiny import assert_same
 
 #: Every form of position information: tables, biases, rotations, functions of the tokens.
 FORMS = [
@@ -45,7 +46,7 @@ def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
     bare.load_state_dict({name: state[name] for name in bare.state_dict()})
     images = tiny.images()
     result, expected = view_of(model).without_position().run(images), view_of(bare).run(images)
-    torch.testing.assert_close(result.logits, expected.logits, rtol=0, atol=0)
+    assert_same(result.logits, expected.logits, 0)
 
 
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():

@@ -15,7 +15,7 @@ from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_s
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from in_turn import in_turn
-from tiny import draw, images, render, spec, tiny
+from tiny import assert_same, draw, images, render, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
 QUADRATIC = ["gqpe", "ggqpe"]
@@ -51,9 +51,6 @@ def one_map(weights, query=(0, 0), **kwargs):
     return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **values})
 
 
-# Values read from a model
-
-
 @names
 @in_turn("encoding", ENCODINGS)
 def test_a_map_is_the_row_of_its_query_in_the_weights_of_the_layer_at_any_size(name, encoding):
@@ -84,7 +81,7 @@ def test_mixed_tokens_are_the_sum_of_the_tokens_by_the_map(name):
     v = v.unflatten(-1, (layer.groups, -1))  # (B, N, groups, C / groups)
     mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(layer.weights).flatten(1), v).flatten(1)
     expected = u[:, at] * (mixed + layer.bias[1, 3])
-    torch.testing.assert_close(out[:, at], expected, rtol=0, atol=1e-12)
+    assert_same(out[:, at], expected, 1e-12)
 
 
 @names
@@ -167,9 +164,6 @@ def test_unreadable_models_and_invalid_drawings_are_refused(call, message):
         call(maps)
 
 
-# The numbers
-
-
 def test_the_distance_by_hand():
     assert one_map([[[0.25, 0.5, 0.25]]], (0, 1)).distance() == pytest.approx(0.5)
     assert one_map([[[0.25, 0.5, 0.25]]], (0, 0)).distance() == pytest.approx(1.0)
@@ -205,9 +199,6 @@ def test_non_locality_is_of_the_matrix_in_the_quadratic_form(form, learned, expe
     assert layer.non_locality() == (pytest.approx(expected), 2)
 
 
-# The file
-
-
 def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
     maps = mixing_maps(gated(POSMLP), layers=[0, 2])
     path = save_mixing(maps, tmp_path / "new" / "mixing.npz")
@@ -219,9 +210,6 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
                 np.testing.assert_array_equal(arrays[f"layer{layer_map.layer}_{part}"], getattr(layer_map, part))
         shapes = [arrays[f"layer2_{part}"].shape for part in parts]
     assert shapes == [(4, 3, 4), (4, 3, 4), (3, 4), (4, 2), (4, 2, 2)]
-
-
-# The sheet of weights
 
 
 def panels(figure, rows, columns):
@@ -242,9 +230,6 @@ def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"] and figure.get_suptitle() == "a model"
 
 
-# The sheet of biases
-
-
 def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     maps = mixing_maps(gated(POSMLP))
     figure = render(bias_sheet(maps, "a model"))
@@ -258,9 +243,6 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     assert limits == (min(layer.bias.min() for layer in maps), max(layer.bias.max() for layer in maps))
     assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits
     assert figure.get_suptitle() == "a model"
-
-
-# The plot of non-locality
 
 
 def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
@@ -277,9 +259,6 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     assert left.get_ylim()[0] == right.get_ylim()[0] == 0
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gqpe", "ggqpe"]
     assert figure.get_suptitle() == "two models" and not left.texts
-
-
-# The parts of LRPE-M
 
 
 @names

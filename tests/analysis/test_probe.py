@@ -6,6 +6,7 @@ import torch
 
 from graticule.analysis.probe import PositionSums, labels_of
 from graticule.position.grid import Grid
+from tiny import assert_same
 
 GRID = Grid(5, 7)
 
@@ -77,8 +78,8 @@ def test_the_removal_in_two_channels_is_the_one_by_hand():
     known = torch.cat([labels_of(GRID).repeat(200, 1), torch.ones(len(flat), 1, dtype=torch.float64)], 1)
     features[..., 2:] = (flat - known @ torch.linalg.lstsq(known, flat).solution).unflatten(0, (200, -1))
     erased = sums(features).eraser()(features)
-    torch.testing.assert_close(erased[..., :2], torch.zeros_like(erased[..., :2]), atol=1e-9, rtol=0)
-    torch.testing.assert_close(erased[..., 2:], features[..., 2:], atol=1e-9, rtol=0)
+    assert_same(erased[..., :2], torch.zeros_like(erased[..., :2]), 1e-9)
+    assert_same(erased[..., 2:], features[..., 2:], 1e-9)
 
 
 def test_an_axis_of_one_patch_has_no_score_and_too_few_images_are_refused():

@@ -78,9 +78,6 @@ def mlp(x, module):
     return y @ module.fc2.weight.T + module.fc2.bias
 
 
-# Sizes
-
-
 def full_size(row):
     name, *classes = row.split(".")
     arguments = {"num_classes": int(classes[0].removeprefix("cifar"))} if classes else {}
@@ -110,9 +107,6 @@ def test_an_image_of_another_size_gives_a_grid_of_its_own(family, size, grid):
     assert model(x).shape == (2, 5) and model(x).isfinite().all()
     assert_same(model(x.flip(0)), model(x).flip(0))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-# The head
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("cct", 0), ("cvt", 0), ("vit_lite", 1)])
@@ -151,9 +145,6 @@ def test_sequence_pooling_comes_and_goes_with_the_classifier():
         exact("cct").reset_classifier(4, "token")
 
 
-# Compact transformers
-
-
 @in_turn("kernel", [1, 3, 4, 5, 7])
 @in_turn("layers", [1, 2, 3])
 @in_turn(("stride", "padding"), [(None, None), (1, 1), (2, 0), (3, 2), (2, 3)])
@@ -188,9 +179,6 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
 
 
-# T2T-ViT
-
-
 def windows(maps, side, step, padding):
     """Cut maps (B, C, H, W) into overlapping windows, each flattened channel by channel, in a loop."""
     padded = F.pad(maps, (padding,) * 4)
@@ -221,7 +209,7 @@ def test_a_token_transformer_has_one_head_and_its_values_for_a_shortcut():
 def test_the_features_of_a_performer_start_orthogonal_and_are_not_learned():
     layer = TokenPerformer(147, 64)
     assert layer.w.shape == (32, 64) and not layer.w.requires_grad
-    torch.testing.assert_close(layer.w @ layer.w.T, 32 * torch.eye(32), rtol=0, atol=1e-4)
+    assert_same(layer.w @ layer.w.T, 32 * torch.eye(32), 1e-4)
 
 
 @torch.no_grad()
@@ -233,9 +221,6 @@ def test_a_performer_never_attends_below_float32():
     assert inside.dtype == torch.float32 and torch.equal(inside, layer._attend(q, k, v))
     halves = [t.bfloat16() for t in (q, k, v)]
     assert torch.equal(layer._attend(*halves), layer._attend(*[t.float() for t in halves]))
-
-
-# CeiT
 
 
 @in_turn(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graticule.backbones.registry import FAMILIES
-from tiny import SMALL, THREE, build, draw, families, gradients, images, shallow, tiny
+from tiny import SMALL, THREE, assert_same, build, draw, families, gradients, images, shallow, tiny
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
     model = draw(tiny(encoding, joining, depth=2)).double().eval()
     x = images(dtype=torch.float64)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+    assert_same(compiled(x), model(x), 1e-12)
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_another_size_is_one_graph_too():
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
     for size in ((32, 32), (24, 40)):
         x = images(*size, dtype=torch.float64)
-        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+        assert_same(compiled(x), model(x), 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_forward_and_backward_are_one_graph_with_the_same_numbers_and_gradients(
     eager = {name: gradient.clone() for name, gradient in gradients(model).items()}
     model.zero_grad()
     actual = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert_same(actual, expected, 1e-12)
     actual.square().sum().backward()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[name], rtol=1e-10, atol=1e-10, msg=name)

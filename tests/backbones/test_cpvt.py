@@ -27,9 +27,6 @@ def wide(*size, **kwargs):
     return images(*size, dtype=torch.float64, **kwargs)
 
 
-# Insert positions of PEGs
-
-
 @in_turn("name", NAMES)
 def test_one_depthwise_peg_stands_after_the_first_block(name):
     model = full_size(name)
@@ -44,9 +41,6 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
         position.added_to_stream is position.after_norm is position.bias is position.map_before is None
         for position in positions
     )
-
-
-# Pooling
 
 
 def test_a_gap_model_has_no_class_token_and_its_norm_before_the_pooling():
@@ -86,12 +80,6 @@ def test_class_token_and_pooling_can_be_compared_with_nothing_else_different(nam
 def test_a_class_token_that_the_pooling_contradicts_is_refused(name, kwargs, wanted):
     with pytest.raises(ValueError, match=f"`class_token` must be {wanted} where `global_pool` is .* got {not wanted}"):
         cpvt(name, **kwargs)
-
-
-# Sizes
-
-
-# timm's interface
 
 
 def test_pegs_are_published_under_the_names_of_twins_in_their_order():

@@ -31,19 +31,7 @@ from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
 from graticule.surgery.change import change_position
 from in_turn import in_turn
-from tiny import (
-    GATED,
-    SMALL,
-    THREE,
-    assert_same,
-    build,
-    count,
-    draw,
-    families,
-    images_for,
-    shallow,
-    three_families,
-)
+from tiny import GATED, SMALL, THREE, assert_same, build, count, draw, families, images_for, shallow, three_families
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
@@ -147,18 +135,18 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family):
         assert features.shape[:2] == (2, info["num_chs"]) and features.isfinite().all()
     # tokens instead of maps, with prefix tokens beside them, or in a dictionary
     tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
-    torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
+    assert_same(tokens, [m.flatten(2).mT for m in maps], 0)
     paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
     named = model.forward_intermediates(x, return_prefix_tokens=True, output_dict=True)
     assert set(named) == {"image_intermediates", "image_features"} | (
         {"image_intermediates_prefix"} if model.num_prefix_tokens else set()
     )
-    torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
-    torch.testing.assert_close(named["image_features"], final, rtol=0, atol=0)
+    assert_same(named["image_intermediates"], maps, 0)
+    assert_same(named["image_features"], final, 0)
     if model.num_prefix_tokens:
-        torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
+        assert_same([m for m, _ in paired], maps, 0)
         assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
-        torch.testing.assert_close(paired[-1][1], through[-1][0][:, : model.num_prefix_tokens], rtol=0, atol=0)
+        assert_same(paired[-1][1], through[-1][0][:, : model.num_prefix_tokens], 0)
 
 
 @three_families
@@ -168,10 +156,10 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     x = images_for(model)
     first = model.forward_intermediates(x, indices=[0], intermediates_only=True)
     early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
-    torch.testing.assert_close(early, first, rtol=0, atol=0)
+    assert_same(early, first, 0)
     assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
     final, after = model.forward_intermediates(x)
-    torch.testing.assert_close(after, first, rtol=0, atol=0)
+    assert_same(after, first, 0)
     channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
     assert final.shape[-1] == channels and count(model) < count(shared_model(family))
 
@@ -187,10 +175,10 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
     for x in (images_for(model), images_for(model, taller=2)):
         outputs = traced(x)
-        torch.testing.assert_close(outputs["logits"], model(x), rtol=0, atol=0)
+        assert_same(outputs["logits"], model(x), 0)
         if not any(position.map_after for position in model.position(model.grid)):
             last = [tokens for tokens, _ in model.each_layer(x)][-1]
-            torch.testing.assert_close(outputs["block"], last, rtol=0, atol=0)
+            assert_same(outputs["block"], last, 0)
 
 
 @every
@@ -237,7 +225,7 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
     save_weights(state, path)
     assert read_checkpoint(path).keys() == state.keys()
     fresh = build(family, encoding, joining).double().eval()
-    torch.testing.assert_close(graticule.load_checkpoint(fresh, path)(x), model(x), rtol=0, atol=0)
+    assert_same(graticule.load_checkpoint(fresh, path)(x), model(x), 0)
     draw(fresh)
     if any(True for _ in fresh.position.parameters()):
         load_position(fresh, path)
@@ -303,9 +291,6 @@ def test_the_classifier_is_replaced_and_removed(family):
     assert features.shape == (2, model.num_features)
 
 
-# Operations on a whole model
-
-
 @three_families
 @torch.no_grad()
 def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_changes(family):
@@ -318,7 +303,7 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
         if (encoding in mixed) != (family in GATED) or (encoding == "rope" and family in WITHOUT_PAIRS):
             with pytest.raises(ValueError, match=r"`(encoding|grid)` must"):
                 change_position(model, encoding)
-            torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+            assert_same(model(x), expected, 0)
             continue
         change_position(model, encoding, images=x)
         assert model(x).isfinite().all()
@@ -372,9 +357,6 @@ def test_the_position_code_passes_every_check(family):
     assert "batch" in {finding.check for finding in findings if finding.outcome == "passed"}
 
 
-# Options of every family by name
-
-
 def tables(model: Any) -> list[Tensor]:
     """Return the learnable tables of a model."""
     return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
@@ -394,9 +376,6 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, 
     for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
         with pytest.raises(ValueError, match=f"`{misspelt}` is not an argument of {name}; did you mean .*`{meant}`"):
             create(known, **sizes, **{misspelt: 1})
-
-
-# Language models, which are not backbones for images
 
 
 @in_turn(

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import graticule
-from tiny import SMALL, build, images_for, shallow
+from tiny import SMALL, assert_same, build, images_for, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")
@@ -28,7 +28,7 @@ def assert_any_batch_goes_in(model: nn.Module, name: str, example: Tensor, *othe
     """Export with a batch of two, and compare other batches with the model."""
     exported = export(model, (example,), dynamic_shapes={name: {0: Dim("batch")}}).module()
     for other in (example, *others):
-        torch.testing.assert_close(exported(other), model(other), rtol=0, atol=1e-12)
+        assert_same(exported(other), model(other), 1e-12)
 
 
 @pytest.mark.parametrize(("family", "encoding", "joining"), CASES)

@@ -9,7 +9,7 @@ import torch
 import graticule
 from graticule.backbones.vision_transformer import VisionTransformer
 from in_turn import in_turn
-from tiny import CLASSES, DIM, PAIRS, draw, images, shuffle_patches, tiny
+from tiny import CLASSES, DIM, PAIRS, assert_same, draw, images, shuffle_patches, tiny
 
 
 def test_a_copy_takes_published_names_on_its_own_account():
@@ -27,7 +27,7 @@ def test_a_copy_takes_published_names_on_its_own_account():
 def test_without_position_the_logits_do_not_see_the_order_of_the_patches(encoding, pool):
     model = draw(tiny(encoding, global_pool=pool)).double().eval()
     x = images(24, 40, dtype=torch.float64)
-    torch.testing.assert_close(model(shuffle_patches(x, torch.randperm(15))), model(x), rtol=0, atol=1e-11)
+    assert_same(model(shuffle_patches(x, torch.randperm(15))), model(x))
 
 
 PEGS = ("peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)")
@@ -53,7 +53,7 @@ def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_tab
         for encoding in relative.position.encodings:
             table = encoding.relative_position_bias_table
             table.copy_(table + table.flip(0))
-    torch.testing.assert_close(relative(swapped), relative(x), rtol=0, atol=1e-12)
+    assert_same(relative(swapped), relative(x), 1e-12)
     assert (absolute(swapped) - absolute(x)).abs().max() > 1e-6
 
 

@@ -7,7 +7,7 @@ import timm
 import torch
 
 import graticule
-from tiny import DIM, images, spec, tiny
+from tiny import DIM, assert_same, images, spec, tiny
 
 #: Encodings of each kind of field: added tokens, beside each layer, bias, rotation, terms of queries.
 ENCODINGS = [("learnable", "default"), ("learnable", "lape"), ("relative_bias", "default"), ("rope", "default")]
@@ -19,8 +19,8 @@ def test_all_patches_in_any_order_give_the_output_of_the_image(encoding, joining
     model = tiny(encoding=spec(encoding), joining=joining).double().eval()
     x = images().double()
     expected = model(x)
-    torch.testing.assert_close(model(x, keep=torch.arange(16)), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(model(x, keep=torch.randperm(16)), expected, rtol=0, atol=1e-12)
+    assert_same(model(x, keep=torch.arange(16)), expected, 1e-12)
+    assert_same(model(x, keep=torch.randperm(16)), expected, 1e-12)
 
 
 @pytest.mark.parametrize(("encoding", "joining"), ENCODINGS, ids=" ".join)
@@ -31,7 +31,7 @@ def test_other_patches_of_each_image_give_the_same_as_each_image_alone(encoding,
     together = model.forward_features(x, keep=keep)
     assert together.shape == (len(x), 6, DIM)  # with the class token
     alone = torch.cat([model.forward_features(image[None], keep=index) for image, index in zip(x, keep, strict=True)])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+    assert_same(together, alone, 1e-12)
 
 
 def test_patches_that_are_left_out_have_no_influence():
@@ -45,7 +45,7 @@ def test_patches_that_are_left_out_have_no_influence():
 def test_a_crop_of_a_larger_image_can_be_reduced_too():
     model = tiny(encoding="sinusoidal_2d").double().eval()
     x, crop = images().double(), graticule.Crop((9, 11), (2, 3, 4, 4))
-    torch.testing.assert_close(model(x, crop, torch.arange(16)), model(x, crop), rtol=0, atol=1e-12)
+    assert_same(model(x, crop, torch.arange(16)), model(x, crop), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_rope_224"])
@@ -61,8 +61,8 @@ def test_patch_dropout_equals_timm(name):
         model.eval()
         outputs.append(model(x))
         model.train()
-    torch.testing.assert_close(outputs[2], outputs[0], rtol=0, atol=1e-9)
-    torch.testing.assert_close(outputs[3], outputs[1], rtol=0, atol=1e-9)
+    assert_same(outputs[2], outputs[0], 1e-9)
+    assert_same(outputs[3], outputs[1], 1e-9)
     assert not torch.allclose(outputs[0], outputs[1])
     back = graticule.to_timm(ours)
     assert all(torch.equal(value, reference.state_dict()[key]) for key, value in back.state_dict().items())

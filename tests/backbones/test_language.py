@@ -11,7 +11,7 @@ from graticule import LayerPosition
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.language import draw as draw_token
 from in_turn import in_turn
-from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
+from tiny import CHOICES, ENCODERS, PAIRS, assert_same, count, draw, fields
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
@@ -73,10 +73,10 @@ def test_the_logits_of_a_text_are_those_of_its_beginnings_and_of_its_pieces_with
     model, tokens = drawn(encoding, joining), texts()
     logits = model(tokens)
     for length in (1, 4, 9):
-        torch.testing.assert_close(model(tokens[:, :length]), logits[:, :length], rtol=0, atol=1e-12)
+        assert_same(model(tokens[:, :length]), logits[:, :length], 1e-12)
     cache = model.new_cache(CONTEXT)
     pieces = [model(piece, cache) for piece in tokens.split((4, 1, 1, 3, 1), 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), logits, rtol=0, atol=1e-10)
+    assert_same(torch.cat(pieces, 1), logits, 1e-10)
     assert cache.length == CONTEXT
 
 
@@ -87,7 +87,7 @@ def test_tokens_keep_their_coordinates_as_a_text_grows_beyond_the_context(encodi
     model, tokens = drawn(f"{encoding}(coordinates={coordinates!r})"), texts(2 * CONTEXT + 1)
     longer = model(tokens)
     for length in (1, CONTEXT, CONTEXT + 1, 2 * CONTEXT):
-        torch.testing.assert_close(model(tokens[:, :length]), longer[:, :length], rtol=0, atol=1e-12)
+        assert_same(model(tokens[:, :length]), longer[:, :length], 1e-12)
     model.set_context(2 * CONTEXT)
     assert not torch.allclose(model(tokens), longer)  # now relative to the new context
 
@@ -106,9 +106,9 @@ def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(
         longer = model(tokens)
         assert longer.shape == (2, 21, WORDS) and longer.isfinite().all()
         # a fixed table was rounded to float32 when it was built, and is computed in float64 beyond its end
-        torch.testing.assert_close(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], rtol=0, atol=1e-6)
+        assert_same(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], 1e-6)
         cache = model.new_cache(21)
-        torch.testing.assert_close(model(tokens, cache), longer, rtol=0, atol=1e-10)
+        assert_same(model(tokens, cache), longer, 1e-10)
 
 
 @every
@@ -156,7 +156,7 @@ def test_without_an_encoding_the_mask_alone_tells_the_order():
     swapped = tokens[:, [1, 0, *range(2, CONTEXT)]]
     assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, one token later
     one_layer = drawn("none", depth=1)  # in which later tokens attend to the words before them as a set
-    torch.testing.assert_close(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], rtol=0, atol=1e-12)
+    assert_same(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], 1e-12)
 
 
 def test_a_scale_is_that_of_the_embedding_alone():
@@ -164,7 +164,7 @@ def test_a_scale_is_that_of_the_embedding_alone():
     state = plain.state_dict()
     scaled.load_state_dict(state | {"embed.weight": state["embed.weight"] / 3})
     tokens = torch.randint(0, WORDS, (2, CONTEXT))
-    torch.testing.assert_close(scaled(tokens), plain(tokens), atol=1e-10, rtol=0)
+    assert_same(scaled(tokens), plain(tokens), 1e-10)
     tied = drawn(embed_scale=3.0)
     assert torch.equal(
         tied.forward_head(torch.ones(1, DIM).double()), torch.ones(1, DIM).double() @ tied.embed.weight.T
@@ -244,9 +244,6 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
         model(texts(2), cache)
 
 
-# Generation token by token
-
-
 WRITERS = [
     ("none", "default"),
     ("learnable", "lape"),
@@ -289,14 +286,14 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says():
     logits = torch.randn(5)
     for temperature in (1.0, 0.5):
         shares = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
-        torch.testing.assert_close(shares, (logits / temperature).softmax(-1), rtol=0, atol=0.01)
+        assert_same(shares, (logits / temperature).softmax(-1), 0.01)
 
 
 def test_top_k_draws_among_the_k_likeliest_as_often_as_they_are_likely():
     logits = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0])
     shares = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
     likeliest = logits[[1, 3]].softmax(-1)
-    torch.testing.assert_close(shares, torch.tensor([0, likeliest[0], 0, likeliest[1], 0]), rtol=0, atol=0.01)
+    assert_same(shares, torch.tensor([0, likeliest[0], 0, likeliest[1], 0]), 0.01)
     assert (draw_token(logits.expand(50, -1), top_k=1) == 1).all()
 
 

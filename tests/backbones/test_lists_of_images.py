@@ -5,6 +5,7 @@ import torch
 
 import graticule
 from graticule import Crop
+from tiny import assert_same
 
 
 def build(name="vit_tiny_patch16_224", **kwargs):
@@ -32,7 +33,7 @@ def test_each_output_is_that_of_the_image_alone_in_the_order_given(name, kwargs)
     images = IMAGES if name != "posmlp_nano_32" else [torch.randn(3, 32, 32), torch.randn(3, 64, 32)]
     model.eval()
     alone = torch.cat([model(image[None]) for image in images])
-    torch.testing.assert_close(model(images), alone, rtol=0, atol=1e-6)
+    assert_same(model(images), alone, 1e-6)
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def test_each_image_of_a_list_may_be_a_crop():
     model = build(encoding="sinusoidal_2d").eval()
     crops = [Crop((8, 8), (1, 2, 4, 4)), None, Crop((8, 8), (0, 0, 4, 4)), None, None]
     alone = [model(image[None], crop=crop) for image, crop in zip(IMAGES, crops, strict=True)]
-    torch.testing.assert_close(model(IMAGES, crop=crops), torch.cat(alone), rtol=0, atol=1e-6)
+    assert_same(model(IMAGES, crop=crops), torch.cat(alone), 1e-6)
 
 
 def test_both_classifiers_of_a_distilled_model_keep_the_order():
@@ -58,7 +59,7 @@ def test_both_classifiers_of_a_distilled_model_keep_the_order():
     model.train()
     alone = [model(image[None]) for image in IMAGES]
     for actual, expected in zip(model(IMAGES), zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(actual, torch.cat(expected), rtol=0, atol=1e-5)
+        assert_same(actual, torch.cat(expected), 1e-5)
 
 
 def test_lists_that_cannot_be_computed_are_refused():

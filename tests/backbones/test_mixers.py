@@ -10,7 +10,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 import graticule
 from graticule import fold, published_state_dict
 from in_turn import in_turn
-from tiny import count, draw, full_size, images, without_memory
+from tiny import assert_same, count, draw, full_size, images, without_memory
 
 SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
 KINDS = {
@@ -40,10 +40,10 @@ def test_outputs_are_timms(name, dtype, tolerance):
     x = torch.randn(2, 3, 64, 64, dtype=dtype)
     expected = reference(x)
     assert expected.std() > 1e-3
-    torch.testing.assert_close(ours(x) / expected.std(), expected / expected.std(), rtol=0, atol=tolerance)
+    assert_same(ours(x) / expected.std(), expected / expected.std(), tolerance)
     features, expected = (model.forward_intermediates(x)[1] for model in (ours, reference))
     for a, b in zip(features, expected, strict=True):
-        torch.testing.assert_close(a / b.std(), b / b.std(), rtol=0, atol=tolerance)
+        assert_same(a / b.std(), b / b.std(), tolerance)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -102,7 +102,7 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
     model.eval()
     x = torch.randn(1, 3, 64, 96, dtype=torch.float64)
     before = model(x)
-    torch.testing.assert_close(fold(model, (64, 96))(x), before, rtol=0, atol=1e-12)
+    assert_same(fold(model, (64, 96))(x), before, 1e-12)
 
 
 @in_turn(
@@ -117,9 +117,6 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
 def test_invalid_arguments_are_refused(name, kwargs, message):
     with pytest.raises(ValueError, match=message), torch.device("meta"):
         graticule.create_model(name, **kwargs)
-
-
-# GFNet
 
 
 @torch.no_grad()
@@ -143,7 +140,7 @@ def test_gfnet_multiplies_the_frequencies_of_the_normalized_tokens_with_one_resi
         y = torch.fft.irfft2(filtered, s=(3, 5), dim=(1, 2), norm="ortho").flatten(1, 2)
         t = t + linear(F.gelu(linear(norm(y, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
     expected = linear(norm(t, "norm").mean(1), "head")
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+    assert_same(model(x), expected, 1e-12)
 
 
 def test_gfnet_refuses_a_layer_scale():

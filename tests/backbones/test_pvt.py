@@ -34,12 +34,6 @@ def wide(*size, **kwargs):
     return images(*(size or (64, 64)), dtype=torch.float64, **kwargs)
 
 
-# Computation
-
-
-# Combinations
-
-
 @in_turn(
     ("kwargs", "field"),
     [
@@ -86,12 +80,6 @@ def test_invalid_arguments_are_refused_by_name(kwargs, message):
         pvt(**kwargs)
 
 
-# Training
-
-
-# timm's interface
-
-
 @names
 def test_the_final_norm_is_for_the_last_stage_alone(name):
     model = draw(pvt(name)).double().eval()
@@ -101,12 +89,6 @@ def test_the_final_norm_is_for_the_last_stage_alone(name):
     assert all(torch.equal(a, b) for a, b in zip(plain[:3], normed[:3], strict=True))
     assert_same(normed[3].flatten(2).mT, model.norm(plain[3].flatten(2).mT))
     assert_same(normed[3].flatten(2).mT, model.forward_features(x)[:, model.num_prefix_tokens :])
-
-
-# Folding, compiling, exporting, other memory
-
-
-# Checkpoints of the public codes
 
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -131,19 +113,14 @@ def write(state, folder, kind):
     return folder / "model.pth"
 
 
-# Names of parameters in the public codes
-
-
 @recorded
 @in_turn("kind", ["plain", "model", "safetensors"])
 def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
     state, x, output = reference(case)
     model = pvt(RECORDED[case]).double().eval()
     assert load_checkpoint(model, write(state, tmp_path, kind)) is model
-    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
+    assert_same(model(x), output, 1e-10)
 
-
-# Twins' published weights, on timm's hub
 
 TWINS = [("pvt_small_peg_gap", "twins_pcpvt_small"), ("pvt_medium_peg_gap", "twins_pcpvt_base")]
 THIN = {"img_size": 64, "embed_dims": [4, 4, 6, 8], "num_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 1, 1]}
@@ -172,9 +149,6 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, timms, tmp_path):
     assert other.head.weight.shape == (3, 8)
     gray = twins.patch_embeds[0].proj.weight.float().sum(1, keepdim=True)
     torch.testing.assert_close(other.patch_embeds[0].proj.weight, gray)
-
-
-# Checkpoints that do not fit
 
 
 def refusal(model, state, folder):
@@ -209,7 +183,7 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
         state[name] = torch.cat([prefix, resized.flatten(2).transpose(1, 2)], 1)
     wide.load_state_dict(state)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    torch.testing.assert_close(model(x), wide(x), rtol=0, atol=1e-12)
+    assert_same(model(x), wide(x), 1e-12)
     bicubic = pvt(encoding="learnable(resampler='bicubic')").double().eval()
     bicubic.load_state_dict(model.state_dict())
     assert (bicubic(x) - model(x)).abs().max() > 1e-6
@@ -222,8 +196,6 @@ def test_published_names_are_exactly_those_of_the_public_code(case):
     assert {name: value.shape for name, value in published.items()} == {name: v.shape for name, v in state.items()}
 
 
-# Twins-SVT
-
 SVT = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
 
 
@@ -234,7 +206,7 @@ def test_twins_svt_is_timms_with_every_weight_drawn(size):
     ours = graticule.create_model("twins_svt_small", img_size=size, num_classes=5, window_size=3, **SVT)
     ours.double().eval().load_state_dict(timms.state_dict())
     x = images(*size, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), timms(x), rtol=0, atol=1e-10)
+    assert_same(ours(x), timms(x), 1e-10)
     published = published_state_dict(ours)
     assert published.keys() == timms.state_dict().keys()
     assert all(torch.equal(published[name], value) for name, value in timms.state_dict().items())

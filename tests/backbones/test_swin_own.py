@@ -70,9 +70,6 @@ def wide(height=64, width=64, batch=2):
     return images(height, width, batch, torch.float64)
 
 
-# timm's
-
-
 @in_turn("built", BUILT)
 @torch.no_grad()
 def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
@@ -123,9 +120,6 @@ def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(siz
     assert_same(ours(x), reference(x))
 
 
-# Options of Microsoft's code and of timm's constructor
-
-
 @pytest.mark.parametrize("size", [(32, 64), (64, 32)])
 @torch.no_grad()
 def test_microsofts_rule_shifts_neither_axis_where_one_window_covers_one(size):
@@ -145,9 +139,6 @@ def test_microsofts_windows_are_squares_of_the_shorter_side():
         swin(shift="released")
 
 
-# Any image
-
-
 @joinings
 @torch.no_grad()
 def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encoding, joining):
@@ -158,9 +149,6 @@ def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encod
     assert_same(model(x), model(F.pad(x, (0, 1, 0, 3))))
     for size in ((1, 1), (5, 64), (63, 17)):
         assert model(wide(*size)).isfinite().all()
-
-
-# Windows
 
 
 class Calls(TorchFunctionMode):
@@ -240,9 +228,6 @@ def test_windows_of_no_patch_are_refused_and_nothing_is_changed():
         swin(global_pool="token")
 
 
-# Tables through the patch merging
-
-
 def by_hand(merging, table, grid):
     """Merge a table (N, D) of `grid` as Swin merges patches: four neighbors, column by column, norm, projection."""
     height, width = grid.shape
@@ -282,9 +267,6 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
         assert_same(table_of_layer, other)
 
 
-# With a PEG
-
-
 @torch.no_grad()
 def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_its_weights_are_zero():
     model = swin("relative_bias+peg", **THREE)
@@ -317,4 +299,4 @@ def test_tables_of_window_7_are_resampled_for_window_12_as_in_microsofts_code():
             if name.endswith("relative_position_bias_table"):
                 maps = state[name].T.reshape(1, -1, 13, 13)
                 expected = F.interpolate(maps, (23, 23), mode="bicubic").view(-1, 23 * 23).T
-                torch.testing.assert_close(table, expected, rtol=0, atol=1e-6)
+                assert_same(table, expected, 1e-6)

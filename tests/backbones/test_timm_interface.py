@@ -14,7 +14,7 @@ from graticule.backbones import registry
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import MODELS, list_models, register_backbone
 from in_turn import in_turn
-from tiny import CLASSES, COVER, SIZE, SMALLEST, draw, full_size, gradients, images, tiny
+from tiny import CLASSES, COVER, SIZE, SMALLEST, assert_same, draw, full_size, gradients, images, tiny
 
 choices = in_turn(("encoding", "joining"), COVER)
 
@@ -116,7 +116,7 @@ def test_setting_the_patch_size_resamples_kernel_and_table():
         module.set_input_size(img_size=48, patch_size=16)
     assert model.grid.shape == (3, 3)
     x = images(48, 48)
-    torch.testing.assert_close(model(x), reference(x), rtol=0, atol=1e-5)
+    assert_same(model(x), reference(x), 1e-5)
 
 
 def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
@@ -140,10 +140,7 @@ def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     for x in (images, images[..., :28]):
         outputs = namespace["features"](x)
         tokens = [tokens for tokens, _ in model.each_layer(x)]
-        torch.testing.assert_close([outputs["middle"], outputs["logits"]], [tokens[2], model(x)], rtol=0, atol=0)
-
-
-# The tables of models by name
+        assert_same([outputs["middle"], outputs["logits"]], [tokens[2], model(x)], 0)
 
 
 names = pytest.mark.parametrize("named", [SMALLEST, pytest.param(list_models(), marks=pytest.mark.slow)])

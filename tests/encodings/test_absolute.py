@@ -10,6 +10,7 @@ from graticule import Grid
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from in_turn import in_turn
+from tiny import assert_same
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
@@ -23,7 +24,7 @@ def test_sinusoidal_1d_by_hand():
     table = table_of(Sinusoidal1d(Grid(1, 3), 4, temperature=100.0))
     places = torch.arange(3, dtype=torch.float64)
     by_hand = torch.stack([places.sin(), places.cos(), (places / 10).sin(), (places / 10).cos()], -1)
-    torch.testing.assert_close(table, by_hand, rtol=0, atol=1e-15)
+    assert_same(table, by_hand, 1e-15)
 
 
 @pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
@@ -62,7 +63,7 @@ def test_the_table_is_that_of_lapes_code_but_for_its_float32_angles(case, kind):
     # The largest difference is 2.3e-7 in one dimension, and 2.9e-8 in two, which is the rounding of the stored values.
     # Their angle, up to 16 radians, is a float32: half a unit in the last place of 8..16 is 2^-21 = 4.8e-7; one more
     # rounding, of a sine, is 2^-25. 1e-6 leaves a factor of two for the rounded frequency.
-    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-6)
+    assert_same(ours, reference, 1e-6)
 
 
 @pytest.mark.parametrize("shape_dim", [(14, 14, 192), (3, 5, 24), (4, 4, 16)])
@@ -74,7 +75,7 @@ def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shap
     # timm: the sines of y, the sines of x, then the cosines; ours: x then y, sine and cosine interleaved
     y, x = reference.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
     reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
-    torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-12)
+    assert_same(ours, reordered, 1e-12)
 
 
 @pytest.mark.parametrize("make", [Sinusoidal1d, Sinusoidal2d])

@@ -11,19 +11,9 @@ from graticule.encodings import ENCODINGS
 from graticule.layers.attention import Attention
 from graticule.position.joining import JOININGS
 from graticule.position.tokens import Subset
-from graticule.testing.places import (
-    DEPTH,
-    DIM,
-    HEADS,
-    LAWS,
-    build_random,
-    check_layers,
-    mixes,
-    reorder,
-    values,
-)
+from graticule.testing.places import DEPTH, DIM, HEADS, LAWS, build_random, check_layers, mixes, reorder, values
 from in_turn import in_turn
-from tiny import laws_of_places
+from tiny import assert_same, laws_of_places
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
 COMPUTED = [
@@ -165,7 +155,7 @@ def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
             for name, value in alone.items():
                 of_sample = actual[name][sample]
                 expected = value[sample] if value.ndim == actual[name].ndim else value.reshape(of_sample.shape)
-                torch.testing.assert_close(of_sample, expected, rtol=0, atol=1e-12)
+                assert_same(of_sample, expected, 1e-12)
 
 
 def test_the_coordinates_of_points_are_checked_once(monkeypatch):
@@ -184,7 +174,7 @@ def test_attention_takes_points_of_each_sample():
     outputs = attention(together.enter_block(x), together)
     for sample, single in enumerate(separate):
         alone = attention(single.enter_block(x[sample : sample + 1]), single)
-        torch.testing.assert_close(outputs[sample : sample + 1], alone, rtol=0, atol=1e-12)
+        assert_same(outputs[sample : sample + 1], alone, 1e-12)
     with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
         Points(torch.rand(2, 3, 5, 2))
     with pytest.raises(ValueError, match="`places` must be finite numbers"):
@@ -214,14 +204,14 @@ def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
     if encoding.startswith("fourier"):  # centers of larger patches: the offset of half a patch is twice as far
         places = build_position(coarse, dim=DIM, depth=1, num_heads=HEADS, encoding=encoding).encodings[0].coordinates
         pairs = places(fine).view(2, 3, 2, 4, 3).mean(2).flatten(0, 2)
-        torch.testing.assert_close(places(coarse)[:, 1], pairs[:, 1], rtol=0, atol=1e-15)
+        assert_same(places(coarse)[:, 1], pairs[:, 1], 1e-15)
         return
     for first, second in zip(position(fine), position(coarse), strict=True):
         for name, value in values(second, coarse.tokens).items():
             if name == "added_to_stream":
-                torch.testing.assert_close(value, first.added_to_stream[index], rtol=0, atol=1e-12)
+                assert_same(value, first.added_to_stream[index], 1e-12)
             if isinstance(first.bias, torch.Tensor) and encoding != "fire":  # relative to the largest distance
-                torch.testing.assert_close(value, first.bias[:, index][..., index], rtol=0, atol=1e-12)
+                assert_same(value, first.bias[:, index][..., index], 1e-12)
 
 
 @in_turn("encoding", ["learnable", "rope", "mlp_bias", "lrpe", "shaw", "coordinates", "log_n"])

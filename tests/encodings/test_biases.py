@@ -53,9 +53,6 @@ def irpe_bucket(t, ratio):
     return int(far if t > 0 else -far)
 
 
-# The formula of each bias for p_i - p_j = (dy, dx) and the scaled queries (heads, d) of i; returns (heads,)
-
-
 def relative(encoding, q, dy, dx, grid):
     height, width = encoding.grid.shape
     return encoding.relative_position_bias_table[(dy + height - 1) * (2 * width - 1) + dx + width - 1]
@@ -321,12 +318,6 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
         assert torch.equal(*(Bias.of(layer.bias).table(q) for layer in (there, here)))
 
 
-# By hand
-
-
-# T5's buckets
-
-
 @in_turn("causal", [False, True])
 @in_turn(("buckets", "max_distance"), [(32, 128), (16, 20), (8, 64), (4, 5)])
 def test_the_buckets_of_t5_are_those_of_the_formula(causal, buckets, max_distance):
@@ -340,9 +331,6 @@ def test_the_buckets_of_t5_are_those_of_the_formula(causal, buckets, max_distanc
         real = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
         if abs(real - round(real)) > 1e-9:  # at an edge the logarithm of the code may be rounded up or down
             assert sum(edge <= distance for edge in starts) == min(exact + math.floor(real), side - 1)
-
-
-# iRPE's buckets
 
 
 def test_at_the_ratio_of_the_paper_there_are_forty_nine_buckets_and_one_for_prefix_tokens():
@@ -369,9 +357,6 @@ def test_a_model_gives_irpe_its_scaled_queries():
         outputs.append(model(x))
     assert_same(outputs[1], outputs[0], 1e-10)
     assert (outputs[2] - outputs[0]).abs().max() > 1e-3
-
-
-# ALiBi's slopes
 
 
 @in_turn("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32])
@@ -410,9 +395,6 @@ def test_a_model_computes_the_same_with_two_factors(encoding):
             assert isinstance(model.position(model.grid)[0].bias, LowRank)
             assert_same(model(x), expected, 1e-12)
             fold(model)
-
-
-# KERPLE, Sandwich and FIRE
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])
@@ -462,9 +444,6 @@ def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper(
             share = math.log(1 + 0.1 * (i - j)) / math.log(1 + 0.1 * max(3, i))
             expected = encoding.mlp(torch.tensor([share], dtype=torch.float64))
             assert_same(bias[:, i, j], expected, 1e-6)  # 0.1 is stored in float32
-
-
-# Tables
 
 
 TABLES = ["learnable", "relative_bias", "factorized", "lrpe", "glrpe", "sgu", "global_filter"]
@@ -542,6 +521,3 @@ def test_rows_of_prefix_tokens_are_the_same_at_another_grid_and_beside_a_norm():
 def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-# Shaw's attention

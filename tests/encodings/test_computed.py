@@ -12,6 +12,7 @@ from graticule.encodings.coordinate_mlp import CoordinateMlp, Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.position.grid import Grid
 from in_turn import in_turn
+from tiny import assert_same
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +22,6 @@ def _float64_and_seed():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(default)
-
-
-# Fourier features
 
 
 @pytest.mark.parametrize("coordinates", ["separate", "max", "patches"])
@@ -38,7 +36,7 @@ def test_fourier_features_are_the_formula_of_the_paper(coordinates):
     first, _, last = encoding.mlp
     hidden = F.gelu(features @ first.weight.T + first.bias)
     expected = F.pad(hidden @ last.weight.T + last.bias, (0, 0, 2, 0))
-    torch.testing.assert_close(encoding(grid), expected, rtol=0, atol=1e-12)
+    assert_same(encoding(grid), expected, 1e-12)
 
 
 def test_angles_of_fourier_features_are_not_rounded_under_autocast():
@@ -60,9 +58,6 @@ def test_random_directions_are_kept_and_not_learned():
     assert torch.equal(other.position.encodings[0].directions, directions)
 
 
-# Coordinates
-
-
 def test_the_mlp_of_coordinates_by_hand():
     grid = Grid(2, 2, prefix=1)
     encoding = CoordinateMlp(grid, dim=1, hidden=1).eval()
@@ -72,7 +67,7 @@ def test_the_mlp_of_coordinates_by_hand():
         encoding.mlp[2].weight.fill_(1.0)
         encoding.mlp[2].bias.fill_(-10.0)
     gelu = F.gelu(torch.tensor([7.0, 11.0, 9.0, 13.0])) - 10
-    torch.testing.assert_close(encoding(grid)[:, 0], torch.cat([torch.zeros(1), gelu]), rtol=0, atol=1e-12)
+    assert_same(encoding(grid)[:, 0], torch.cat([torch.zeros(1), gelu]), 1e-12)
 
 
 def drawn(grid=None, count=200, **kwargs):
@@ -85,7 +80,7 @@ def drawn(grid=None, count=200, **kwargs):
 def test_a_global_shift_moves_all_patches_alike_within_its_range():
     places, coordinates = drawn(shift=0.5, local_shift=None, rescale=None)
     moved = coordinates - places
-    torch.testing.assert_close(moved, moved[:, :1].expand_as(moved), rtol=0, atol=1e-12)
+    assert_same(moved, moved[:, :1].expand_as(moved), 1e-12)
     assert 0.45 < moved.abs().max() <= 0.5
     assert (moved[:, 0, 0] - moved[:, 0, 1]).abs().max() > 0.5  # independent per axis
 
@@ -101,7 +96,7 @@ def test_a_local_shift_moves_each_patch_within_its_cell():
 def test_a_global_scale_multiplies_all_coordinates_by_one_number_within_its_range():
     places, moved = drawn(shift=None, local_shift=None, rescale=1.4)
     factor = moved / places
-    torch.testing.assert_close(factor, factor[:, :1, :1].expand_as(factor), rtol=0, atol=1e-9)
+    assert_same(factor, factor[:, :1, :1].expand_as(factor), 1e-9)
     logs = factor[:, 0, 0].log()
     assert 0.95 * math.log(1.4) < logs.max() <= math.log(1.4) + 1e-6 and logs.min() >= -math.log(1.4) - 1e-6
     assert abs(logs.mean()) < 0.06  # uniform in the logarithm
@@ -129,10 +124,7 @@ def test_a_larger_grid_over_the_same_image_has_the_same_rows_at_the_same_coordin
     """Patch (i, j) of a grid has the same center as patch (3 i + 1, 3 j + 1) of a grid of three times the sides."""
     position = graticule.build_position(Grid(3, 5), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
     small, large = (position(Grid(*shape))[0].added_to_stream.unflatten(0, shape) for shape in ((3, 5), (9, 15)))
-    torch.testing.assert_close(large[1::3, 1::3], small, rtol=0, atol=1e-12)
-
-
-# Factorized tables
+    assert_same(large[1::3, 1::3], small, 1e-12)
 
 
 @in_turn("aspect", [False, True])
@@ -147,7 +139,7 @@ def test_factorized_tables_are_timms_naflex(aspect, new):
     zeros = torch.zeros(1, new[0] * new[1], 6)
     reference._apply_factorized_pos_embed(zeros, list(new))
     # timm resamples in float32
-    torch.testing.assert_close(ours(Grid(*new)), zeros[0].detach(), rtol=0, atol=1e-6)
+    assert_same(ours(Grid(*new)), zeros[0].detach(), 1e-6)
     tables = [table.float().double() for table in (ours.pos_embed_y, ours.pos_embed_x)]
     longer = [max(new)] * 2 if aspect else new
     y, x = (
@@ -157,7 +149,7 @@ def test_factorized_tables_are_timms_naflex(aspect, new):
     with torch.no_grad():
         for parameter, table in zip((ours.pos_embed_y, ours.pos_embed_x), tables, strict=True):
             parameter.copy_(table)
-    torch.testing.assert_close(ours(Grid(*new)), (y[:, None] + x).flatten(0, 1), rtol=0, atol=1e-12)
+    assert_same(ours(Grid(*new)), (y[:, None] + x).flatten(0, 1), 1e-12)
 
 
 def test_factorized_tables_are_sums_or_products_of_rows_and_columns():

@@ -8,6 +8,7 @@ from torch import nn
 from graticule import Grid
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from in_turn import in_turn
+from tiny import assert_same
 
 DIM, BATCH = 6, 2
 PADDINGS = ("zeros", "circular", "replicate", "reflect", "none")
@@ -76,7 +77,7 @@ def naive(peg, x, grid, padding):
 
 
 def assert_near(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    assert_same(actual, expected, atol)
 
 
 #: (grid, padding, convolution, kernel, layers, bias): kernels of one patch to more than the grid, and stacks.
@@ -164,7 +165,7 @@ def test_under_autocast_tokens_of_float32_are_not_rounded():
     assert rounded.dtype == torch.bfloat16
     assert y.dtype == torch.float32
     assert torch.equal(y, as_tokens(as_map(x, grid) + rounded, x, grid))
-    torch.testing.assert_close(y, peg(x, grid), rtol=0, atol=2**-8 * 1e-2)  # 8 bits of about 1e-2
+    assert_same(y, peg(x, grid), 2**-8 * 1e-2)  # 8 bits of about 1e-2
     for parameter in peg.parameters():
         nn.init.zeros_(parameter)
     with torch.autocast("cpu", torch.bfloat16):

@@ -9,7 +9,7 @@ import graticule
 from graticule import Grid
 from graticule.encodings.log_n import LogN
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 COMBINED = ["log_n", "rope + log_n", "learnable + log_n", "shaw + log_n", "relative_bias + log_n", "pope + log_n"]
 
@@ -38,7 +38,7 @@ def test_it_multiplies_the_logits_by_the_ratio_of_logarithms():
     attention = model.blocks[0].attn
     with_it, without = (attention.weights(x, made.position(grid)[0]).log() for made in (model, plain))
     differences = [w - w[..., :1] for w in (with_it, without)]  # logits up to the normalizer of a row
-    torch.testing.assert_close(differences[0], differences[1] * math.log(42) / math.log(16), rtol=0, atol=1e-10)
+    assert_same(differences[0], differences[1] * math.log(42) / math.log(16), 1e-10)
 
 
 def test_the_reference_is_the_grid_of_building_or_given_and_stays():
@@ -59,7 +59,7 @@ def test_it_is_a_constant_of_the_folded_model_shared_by_all_layers():
     before = model(x)
     folded = graticule.fold(model, (64, 40))
     assert [name for name, _ in folded.position.named_buffers() if "scale" in name] == ["layer0_query_scale"]
-    torch.testing.assert_close(folded(x), before, rtol=0, atol=1e-12)
+    assert_same(folded(x), before, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -52,9 +52,6 @@ def set_forms(encoding, matrices):
         encoding.matrix.copy_(matrices if encoding.form == "gamma" else torch.linalg.cholesky(matrices))
 
 
-# The formula
-
-
 def equation_5(encoding, grid, g):
     """Compute the weights of a group by explicit sums and exponentials: x is the column, y the row."""
     learned = encoding.matrix.detach()[g]
@@ -128,12 +125,6 @@ def test_parameters_are_those_that_the_paper_counts_or_should():
     assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
 
 
-# Translation
-
-
-# Gradients
-
-
 @forms
 def test_gradients_of_center_and_matrix_are_those_of_finite_differences_and_reach_every_group(form):
     grid = Grid(2, 3)
@@ -161,9 +152,6 @@ def test_a_center_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form):
     assert encoding.center.grad is None and not encoding.center.any() and not encoding.center.requires_grad
 
 
-# Maximum and width of a row
-
-
 @in_turn("form", ["gamma", "gamma_gamma_t"])
 @in_turn("angle", [0.0, 0.4, 1.2])
 def test_on_a_wide_grid_the_covariance_of_a_row_is_the_inverse_of_m(form, angle):
@@ -177,9 +165,6 @@ def test_on_a_wide_grid_the_covariance_of_a_row_is_the_inverse_of_m(form, angle)
     away = place - place[grid.center]
     covariance = torch.einsum("n,na,nb->ab", weights, away, away)
     assert_same(covariance, matrix[0].inverse(), 1e-6)
-
-
-# Initial values
 
 
 def test_spread_starts_local_with_groups_in_all_directions_and_widths():
@@ -207,9 +192,6 @@ def test_dense_matrices_can_start_as_the_gaussians_with_which_gqpe_starts(groups
     posmlp = graticule.create_model("posmlp_nano_32", encoding="gsgu(gaussian=True)", gate_norm=False, img_size=32)
     biases = [value for name, value in posmlp.named_parameters() if ".biases." in name]
     assert biases and not any(bias.any() for bias in biases)
-
-
-# Precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -244,9 +226,6 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
 def test_a_row_far_from_its_center_is_still_a_distribution():
     weights = fixed(Grid(4, 4), 1, center=[[1000.0, 1000.0]]).float()(Grid(4, 4))
     assert torch.isfinite(weights).all() and (weights.sum(-1) - 1).abs().max() < 1e-6
-
-
-# Another grid
 
 
 @in_turn("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])

@@ -45,9 +45,6 @@ def attention(reference, **kwargs):
     return ours
 
 
-# Tables with rows for the class token: BEiT and timm's vit_relpos
-
-
 @pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), Grid(1, 4, prefix=1)], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_beit(grid):
@@ -98,9 +95,6 @@ def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind,
     assert_same(model(x), reference(x))
 
 
-# MaxViT and CoAtNet
-
-
 @pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
 @torch.no_grad()
 def test_a_table_of_maxvit_is_turned_into_ours(grid):
@@ -111,9 +105,6 @@ def test_a_table_of_maxvit_is_turned_into_ours(grid):
     table = encoding.fit_parameter("relative_position_bias_table", reference.relative_position_bias_table)
     encoding.load_state_dict({"relative_position_bias_table": table})
     assert_same(encoding(grid), reference.get_bias()[0] if reference.get_bias().ndim == 4 else reference.get_bias())
-
-
-# LeViT, TinyViT, EfficientFormer, and EfficientViT of MSRA
 
 
 @in_turn(
@@ -165,12 +156,6 @@ def test_a_bias_of_absolute_offsets_is_the_same_in_opposite_directions_and_its_f
     assert torch.equal(bias, bias.flip(1, 3)) and torch.equal(bias, bias.flip(2, 4))
     assert_same(bias[:, 2, 1, 2, 1], encoding.attention_biases[:, 0], 1e-12)
     assert_same(bias[:, 0, 0, 6, 2], encoding.attention_biases[:, -1], 1e-12)
-
-
-# Decomposed positions
-
-
-# ConViT's gated positional self-attention
 
 
 @pytest.mark.parametrize("heads", [4, 9])
@@ -225,9 +210,6 @@ def test_dropout_of_a_blend_drops_content_and_position_together():
     assert_same(actual, layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
 
 
-# GQPE as a bias
-
-
 @in_turn("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
 @in_turn("grid", [WIDE, Grid(4, 2)])
 def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid):
@@ -235,9 +217,6 @@ def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid
     mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
     mixing.load_state_dict(encoding.gaussian.state_dict())
     assert_same(encoding(grid).softmax(-1), mixing(grid), 1e-12)
-
-
-# Cosine attention
 
 
 def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
@@ -254,9 +233,6 @@ def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
 def test_cosine_attention_with_a_scale_is_refused():
     with pytest.raises(ValueError, match="`scale` must be left out with `cosine`"):
         Attention(DIM, HEADS, scale=1.0, cosine=True)
-
-
-# iRPE, complete
 
 
 def buckets(method, dy, dx, ratio):

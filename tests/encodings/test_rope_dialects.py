@@ -17,7 +17,7 @@ from graticule.encodings.rope import Frequencies, Rope
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import spec, tiny
+from tiny import assert_same, spec, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]
 HEAD_DIM = 16
@@ -107,7 +107,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
         tables = [tables] * 2
     x = torch.randn(2, grid.tokens, 32)
     for block, layer, table in zip(reference.blocks, position(grid), tables, strict=True):
-        torch.testing.assert_close(patches(layer, grid), table, rtol=0, atol=1e-10)
+        assert_same(patches(layer, grid), table, 1e-10)
         attention = Attention(32, 2)
         torch.nn.init.normal_(block.attn.qkv.weight)
         state = {key: value for key, value in block.attn.state_dict().items() if not key.endswith("_bias")}
@@ -115,7 +115,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
             parts = [getattr(block.attn, f"{part}_bias", None) for part in "qkv"]
             state["qkv.bias"] = torch.cat([torch.zeros(32) if part is None else part.detach() for part in parts])
         attention.load_state_dict(state)
-        torch.testing.assert_close(attention(x, layer), block.attn(x, rope=table), rtol=0, atol=1e-10)
+        assert_same(attention(x, layer), block.attn(x, rope=table), 1e-10)
 
 
 def test_options_replace_those_of_a_preset_and_the_others_stay():
@@ -151,10 +151,7 @@ def test_pairs_and_angles_of_a_dialect_are_those_that_are_computed_by_hand(encod
         for i, j, angle in ANGLES[encoding](*[0] * (3 - len(place)), *place):
             matrix[i, i] = matrix[j, j] = math.cos(angle)
             matrix[j, i], matrix[i, j] = math.sin(angle), -math.sin(angle)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-# Noise in training
+    assert_same(actual, expected, 1e-12)
 
 
 def test_noise_draws_what_timm_draws():
@@ -164,7 +161,7 @@ def test_noise_draws_what_timm_draws():
     torch.manual_seed(7)
     expected = reference.get_embed([3, 5])
     torch.manual_seed(7)
-    torch.testing.assert_close(mine.train()(Grid(3, 5)), expected, rtol=0, atol=1e-4)
+    assert_same(mine.train()(Grid(3, 5)), expected, 1e-4)
 
 
 @pytest.mark.parametrize("encoding", ["rope(preset='dinov3')", "rope_mixed(rescale=2.0)", "liere(rescale=2.0)"])
@@ -194,9 +191,6 @@ def test_noise_stays_within_its_bounds():
         assert draws.log().mean().abs() < 0.2
 
 
-# Angles are computed in float32 at least
-
-
 EVERY = ["rope", "rope(preset='dinov3')", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"]
 
 
@@ -216,9 +210,6 @@ def test_autocast_and_low_precision_do_not_merge_positions(encoding):
             assert table.dtype == torch.float32
             rows = table.movedim(-2 if encoding != "liere" else 1, 0).flatten(1)
             assert len(rows.unique(dim=0)) == built.patches, encoding
-
-
-# Refusals
 
 
 REFUSED = {

@@ -13,7 +13,7 @@ from graticule.encodings.pope import Pope
 from graticule.encodings.rope import Frequencies, Rope, Rope1d
 from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 BUILT, LARGE = Grid(4, 6, prefix=1), Grid(8, 18, prefix=1)
 HEAD_DIM, BASE = 16, 100.0
@@ -109,7 +109,7 @@ def test_learned_directions_are_interpolated():
     scaled.load_state_dict({**scaled.state_dict(), **plain.state_dict()})
     large = Grid(8, 12, prefix=1)
     every_other = scaled(large)[:, :, 1:].unflatten(2, (8, 12))[:, :, ::2, ::2].flatten(2, 3)
-    torch.testing.assert_close(every_other, plain(BUILT)[:, :, 1:], rtol=0, atol=1e-5)
+    assert_same(every_other, plain(BUILT)[:, :, 1:], 1e-5)
 
 
 def test_golden_gate_directions_are_scaled_in_patches():
@@ -132,6 +132,6 @@ def test_a_model_scales_at_another_size_folded_or_set(kind):
     assert torch.equal(model(same), plain(same))
     before = model(large)
     assert (before - plain(large)).abs().max() > 1e-3
-    torch.testing.assert_close(graticule.fold(model, (64, 72))(large), before, rtol=0, atol=1e-12)
+    assert_same(graticule.fold(model, (64, 72))(large), before, 1e-12)
     graticule.unfold(model).set_input_size((64, 72))
-    torch.testing.assert_close(model(large), before, rtol=0, atol=1e-12)
+    assert_same(model(large), before, 1e-12)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tiny import assert_same
+
 pytest.importorskip("transformers", minversion="5.20")  # earlier ones have other classes for the same tables
 from test_rope_dialects import build, in_float64  # noqa: F401
 
@@ -45,7 +47,7 @@ def test_mrope_at_the_indices_of_texts_images_and_videos_rotates_as_the_model(mo
     cos, sin = rotary(getattr(module, f"{name}TextConfig")(**sizes))(q, ids)
     arrangement = "interleaved" if "3" in name else "chunked"
     ours = build(f"mrope(sections=(4, 2, 2), arrangement='{arrangement}')", Grid(1, 2, 3))(points)[0].rotary(q, q)[0]
-    torch.testing.assert_close(ours, q * cos + module.rotate_half(q) * sin, rtol=0, atol=1e-10)
+    assert_same(ours, q * cos + module.rotate_half(q) * sin, 1e-10)
     for wrong in ([], [*parts, Grid(2, prefix=1)], [Grid(1, 1, 1, 1)], [3], Grid(3)):
         with pytest.raises(ValueError, match="`parts` must be grids of one to three axes, without prefix tokens"):
             get_rope_index(wrong)

@@ -24,8 +24,6 @@ BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
 HEADS, D = 3, 8
 GOLDEN = math.pi * (math.sqrt(5) - 1) / 2
 
-# The angle of a pair of channels at (y, x) on a grid, by the formula
-
 
 def axial(encoding, layer, head, y, x, pair, grid):
     step = [1.0, 1.0]
@@ -155,9 +153,6 @@ def test_prefix_tokens_are_unchanged_and_no_norm_is_changed(name, prefix):
             assert_same(turned.norm(dim=-1), x.norm(dim=-1), 1e-12)
 
 
-# In a model
-
-
 def test_the_state_of_a_model_has_the_frequencies_if_they_are_learned_also_under_the_name_of_timm():
     for name in ("rope", "rope_1d", "mrope", "rope_golden_gate"):
         assert not [key for key in tiny(name).state_dict() if key.startswith("position")]
@@ -205,9 +200,6 @@ def test_windows_have_the_table_of_a_window_whatever_the_image(encoding):
     assert [layer.rotary.table.shape[0] for layer in wide.position(wide.grid)] == [49, 49, 16]
 
 
-# Initial values of the mixed encoding
-
-
 @in_turn(("head_dim", "base"), [(8, 10.0), (16, 100.0)])
 def test_frequencies_start_with_the_published_speeds_in_two_directions_at_a_right_angle(head_dim, base):
     encoding = MixedRope(BUILT, 4, HEADS, head_dim, base)
@@ -229,9 +221,6 @@ def test_golden_gate_directions_cover_the_circle_evenly():
     assert gaps.max() / gaps.min() < 3  # three distances at most, the largest the sum of the others
 
 
-# MRoPE
-
-
 def test_sections_of_mrope_take_turns_or_follow_each_other():
     cut = Mrope(BUILT, 24, sections=(6, 2, 4), base=100.0).vectors()
     assert cut[:, 0].nonzero().flatten().tolist() == [1, 4] and cut[:, 1].nonzero().flatten().tolist() == [2, 5, 8, 11]
@@ -239,9 +228,6 @@ def test_sections_of_mrope_take_turns_or_follow_each_other():
     assert chunked[:, 0].nonzero().flatten().tolist() == [2, 3, 4]
     assert chunked[:, 1].nonzero().flatten().tolist() == [5, 6, 7]
     assert_same(chunked.sum(-1)[2:], 10_000 ** (-torch.arange(2, 8, dtype=torch.float64) / 8), 1e-12)
-
-
-# LieRE
 
 
 def test_liere_is_the_exponential_of_the_skew_matrix_of_the_position():
@@ -267,9 +253,6 @@ def test_liere_with_blocks_of_two_is_the_mixed_encoding():
         mixed_rope.freqs[1, 0] = -lie.generators[0] / 2
     q, k = torch.randn(2, 2, HEADS, BUILT.tokens, D, dtype=torch.float64)
     assert_same(lie.rotations(BUILT)[0](q, k), mixed_rope.rotations(BUILT)[0](q, k), 1e-12)
-
-
-# PoPE
 
 
 def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():

@@ -10,7 +10,7 @@ from graticule import Grid, Points, build_position
 from graticule.encodings.forms.rotary import axial, geometric
 from graticule.encodings.forms.scaling import METHODS, Scaling
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 BUILT, LARGE = Grid(4, 6, prefix=1), Grid(7, 12, prefix=1)
 
@@ -91,7 +91,7 @@ def test_points_with_an_extent_have_the_position_of_a_grid(encoding):
     (layer,), places = position(LARGE), LARGE.coordinates()
     for extent in ((7, 12), torch.tensor([7, 12])):
         (points,), (both,) = (position(Points(at, 1, extent)) for at in (places, places.expand(2, -1, -1)))
-        torch.testing.assert_close(points.rotary.table, layer.rotary.table, rtol=0, atol=1e-12)
+        assert_same(points.rotary.table, layer.rotary.table, 1e-12)
         assert torch.equal(both.rotary.table[1, 0], points.rotary.table)
         assert (points.query_scale is None) == (layer.query_scale is None) == ("'yarn'" not in encoding)
     for extent in (None, (7,), (7, 0), (7, math.inf)) if "scaling" in encoding else ():
@@ -110,7 +110,7 @@ def test_progress_changes_computed_stored_and_folded_tables(method):
         graticule.set_progress(graticule.fold(model, (64, 72)), 0.5)
         assert (model(large) - outputs[-1]).abs().max() > 1e-5
         graticule.set_progress(model, progress)
-        torch.testing.assert_close(model(large), outputs[-1], rtol=0, atol=1e-12)
+        assert_same(model(large), outputs[-1], 1e-12)
         assert method == "dy_yarn" or torch.equal(outputs[-1], plain(large)) == (progress == 1)
     assert graticule.unfold(model).bfloat16().position.encoding.time.dtype == torch.float32
     for refused, wrong in ((model, 1.5), (plain, 0.5)):
@@ -141,4 +141,4 @@ def test_points_in_the_unit_of_a_spacing_have_the_position_of_the_grid(coordinat
     for grid in (Grid(7, 6, spacing=(2, 0.1)), Grid(4, 3, spacing=(2, 0.1))):
         points = Points(grid.coordinates(), extent=grid.extent)
         expected, actual = (position(tokens)[0].rotary.table for tokens in (grid, points))
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        assert_same(actual, expected, 1e-12)

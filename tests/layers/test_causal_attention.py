@@ -8,6 +8,7 @@ from graticule import LayerPosition
 from graticule.layers.attention import Attention, CausalAttention, KeyValueCache
 from graticule.position.rotation import PairRotation
 from in_turn import in_turn
+from tiny import assert_same
 
 B, N, D, HEADS = 2, 7, 24, 3
 F64 = torch.float64
@@ -49,8 +50,8 @@ def test_it_is_attention_with_minus_infinity_above_the_diagonal(attention, x, po
     plain.load_state_dict(attention.state_dict(), strict=True)
     above = torch.full((HEADS, N, N), -torch.inf, dtype=F64).triu(1)
     masked = position.merge(LayerPosition(bias=above))
-    torch.testing.assert_close(attention(x, position), plain(x, masked), rtol=0, atol=1e-12)
-    torch.testing.assert_close(attention.weights(x, position), plain.weights(x, masked), rtol=0, atol=1e-12)
+    assert_same(attention(x, position), plain(x, masked), 1e-12)
+    assert_same(attention.weights(x, position), plain.weights(x, masked), 1e-12)
 
 
 @positions
@@ -61,7 +62,7 @@ def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, p
         stop = start + count
         pieces.append(attention(x[:, start:stop], position.part(start, stop), cache))
         start = stop
-    torch.testing.assert_close(torch.cat(pieces, 1), attention(x, position), rtol=0, atol=1e-12)
+    assert_same(torch.cat(pieces, 1), attention(x, position), 1e-12)
 
 
 def test_a_bias_is_masked_once_for_all_samples(attention, x):

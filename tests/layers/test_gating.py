@@ -9,6 +9,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from in_turn import in_turn
+from tiny import assert_same
 
 
 def naive(x, weights, bias):
@@ -27,7 +28,7 @@ def naive(x, weights, bias):
 def test_every_group_of_channels_is_mixed_by_weights_of_its_own(groups):
     x, weights = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(groups, 6, 6, dtype=torch.float64)
     bias = torch.randn(6, dtype=torch.float64)
-    torch.testing.assert_close(mix_tokens(x, weights, bias), naive(x, weights, bias), rtol=0, atol=1e-12)
+    assert_same(mix_tokens(x, weights, bias), naive(x, weights, bias), 1e-12)
 
 
 @pytest.mark.parametrize("windows", [None, Windows(Grid(3, 5), Grid(2, 2), (1, 1))])
@@ -56,7 +57,7 @@ def test_the_halves_come_together_as_figure_3_draws_them(norm):
     }
     for combine, output in expected.items():
         unit = GatingUnit(8, norm, combine).double()
-        torch.testing.assert_close(unit(x, position), output, rtol=0, atol=1e-12)
+        assert_same(unit(x, position), output, 1e-12)
         assert unit.out_dim == output.shape[-1]
 
 

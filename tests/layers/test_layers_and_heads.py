@@ -11,7 +11,7 @@ from graticule import Grid, LayerPosition, build_position
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import draw, images
+from tiny import assert_same, draw, images
 
 GRID = Grid(2, 3)
 
@@ -73,7 +73,7 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
     model = draw(graticule.create_model("gmlp_s16_224", encoding=encoding, **sizes)).double().eval()
     x = images(dtype=torch.float64)
     logits = model(x)
-    torch.testing.assert_close(graticule.fold(model)(x), logits, rtol=0, atol=1e-12)
+    assert_same(graticule.fold(model)(x), logits, 1e-12)
     graticule.unfold(model)
     other = graticule.create_model("gmlp_s16_224", encoding=encoding, **sizes).double().eval()
     other.load_state_dict(model.state_dict())

@@ -15,7 +15,7 @@ from graticule.encodings.sandwich import Sandwich
 from graticule.layers.attention import Attention, CausalAttention
 from graticule.position.bias import Bias, LowRank
 from graticule.position.layer import LayerPosition
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 GRID, HEADS, DIM = Grid(3, 5, prefix=1), 3, 12
 
@@ -38,7 +38,7 @@ def test_the_factors_of_an_encoding_multiply_to_its_table(grid):
     encoding = Sandwich(GRID, HEADS, channels=8).double()
     factors = encoding.low_rank(grid)
     assert factors.rank == 17
-    torch.testing.assert_close(factors.table(), encoding(grid), rtol=0, atol=1e-12)
+    assert_same(factors.table(), encoding(grid), 1e-12)
 
 
 def test_the_factors_of_squared_distances_multiply_to_their_table():
@@ -48,7 +48,7 @@ def test_the_factors_of_squared_distances_multiply_to_their_table():
         factors = squared_distance_factors(grid, weights)
         table = grid.with_prefix_bias(weights[:, None, None] * squares)
         assert factors.rank == 4
-        torch.testing.assert_close(factors.table(), table, rtol=0, atol=1e-12)
+        assert_same(factors.table(), table, 1e-12)
 
 
 @pytest.mark.parametrize("kind", [Attention, CausalAttention])
@@ -65,7 +65,7 @@ def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradie
         actual.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
         actual[-1].append(attention.weights(x, LayerPosition(bias=bias)))
     for gradient, expected in zip(*actual, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+        assert_same(gradient, expected, 1e-12)
 
 
 def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
@@ -74,15 +74,13 @@ def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
     table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
     both = LayerPosition(bias=factors).merge(LayerPosition(bias=other)).bias
     assert isinstance(both, LowRank) and both.rank == 6
-    torch.testing.assert_close(both.table(), factors.table() + other.table(), rtol=0, atol=1e-12)
+    assert_same(both.table(), factors.table() + other.table(), 1e-12)
     for first, second in ((factors, table), (table, factors)):
         total = LayerPosition(bias=first).merge(LayerPosition(bias=second)).bias
-        torch.testing.assert_close(total, factors.table() + table, rtol=0, atol=1e-12)
+        assert_same(total, factors.table() + table, 1e-12)
     queries = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
     total = LayerPosition(bias=factors).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
-    torch.testing.assert_close(
-        Bias.of(total).table(queries), factors.table() + queries @ queries.mT, rtol=0, atol=1e-12
-    )
+    assert_same(Bias.of(total).table(queries), factors.table() + queries @ queries.mT, 1e-12)
 
 
 def test_large_grids_of_few_channels_get_factors_and_others_a_table():
@@ -105,8 +103,8 @@ def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(monkeypat
     maps = bias_maps(model).bias
     monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
     assert isinstance(model.position(model.grid)[0].bias, LowRank)
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.tensor(bias_maps(model).bias), torch.tensor(maps), rtol=0, atol=1e-12)
+    assert_same(model(x), expected, 1e-12)
+    assert_same(torch.tensor(bias_maps(model).bias), torch.tensor(maps), 1e-12)
     folded = graticule.fold(copy.deepcopy(model))
     assert isinstance(folded.position(model.grid)[0].bias, LowRank)
     assert torch.equal(folded(x), model(x))

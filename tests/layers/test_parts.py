@@ -13,7 +13,7 @@ from graticule.layers.attention import Attention
 from graticule.layers.block import Block, ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
 from in_turn import in_turn
-from tiny import draw, draw_double, images, tiny
+from tiny import assert_same, draw, draw_double, images, tiny
 
 D, HEADS, N = 12, 3, 5
 
@@ -43,12 +43,12 @@ def test_both_gated_mlps_are_the_same_formula():
     x = tokens()
     apart, packed = (draw_double(build_mlp(name, D, 8)) for name in ("swiglu", "swiglu_packed"))
     by_hand = apart.fc2(apart.fc1_g(x) * apart.fc1_g(x).sigmoid() * apart.fc1_x(x))
-    torch.testing.assert_close(apart(x), by_hand, rtol=0, atol=1e-12)
+    assert_same(apart(x), by_hand, 1e-12)
     with torch.no_grad():
         packed.fc1.weight.copy_(torch.cat([apart.fc1_g.weight, apart.fc1_x.weight]))
         packed.fc1.bias.copy_(torch.cat([apart.fc1_g.bias, apart.fc1_x.bias]))
     packed.fc2.load_state_dict(apart.fc2.state_dict())
-    torch.testing.assert_close(packed(x), by_hand, rtol=0, atol=1e-12)
+    assert_same(packed(x), by_hand, 1e-12)
 
 
 @in_turn("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
@@ -70,7 +70,7 @@ def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
     q, k, v = attention.qkv(x).unflatten(-1, (3, HEADS, D // HEADS)).permute(2, 0, 3, 1, 4)
     logits = attention.q_norm(q) @ attention.k_norm(k).mT * (D // HEADS) ** -0.5
     mixed = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(attention(x), attention.proj(attention.norm(mixed)), rtol=0, atol=1e-12)
+    assert_same(attention(x), attention.proj(attention.norm(mixed)), 1e-12)
 
 
 def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
@@ -78,15 +78,15 @@ def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     position = LayerPosition(after_norm=inner)
     post = draw_double(PostNormBlock(D, HEADS, init_values=0.3))
     middle = x + post.norm1(post.attn(x + inner))
-    torch.testing.assert_close(post(x, position), middle + post.norm2(post.mlp(middle)), rtol=0, atol=1e-12)
+    assert_same(post(x, position), middle + post.norm2(post.mlp(middle)), 1e-12)
     beside = draw_double(ParallelBlock(D, HEADS, init_values=0.3))
     y = beside.norm1(x)
     by_hand = x + beside.ls1.gamma * (beside.attn(y + inner) + beside.mlp(y))
-    torch.testing.assert_close(beside(x, position), by_hand, rtol=0, atol=1e-12)
+    assert_same(beside(x, position), by_hand, 1e-12)
     branches = draw_double(ParallelBranchesBlock(D, HEADS, init_values=0.3))
     middle = x + sum(branch.ls.gamma * branch.attn(branch.norm(x) + inner) for branch in branches.attns)
     by_hand = middle + sum(branch.ls.gamma * branch.mlp(branch.norm(middle)) for branch in branches.ffns)
-    torch.testing.assert_close(branches(x, position), by_hand, rtol=0, atol=1e-12)
+    assert_same(branches(x, position), by_hand, 1e-12)
 
 
 PARTS = {
@@ -155,9 +155,6 @@ def test_unknown_parts_are_refused_by_name():
         tiny().reset_classifier(3, "map")
 
 
-# The pre-norm block
-
-
 @pytest.fixture
 def block():
     module = Block(D, HEADS, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
@@ -174,7 +171,7 @@ def x():
 def test_without_position_it_is_timms_block(block, x):
     reference = TimmBlock(D, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
     reference.load_state_dict(block.state_dict(), strict=True)
-    torch.testing.assert_close(block(x), reference(x), rtol=0, atol=1e-12)
+    assert_same(block(x), reference(x), 1e-12)
 
 
 def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
@@ -185,7 +182,7 @@ def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
     ):
         middle = x + attended
         by_hand = middle + block.mlp(block.norm2(middle))
-        torch.testing.assert_close(block(x, position), by_hand, rtol=0, atol=1e-12)
+        assert_same(block(x, position), by_hand, 1e-12)
 
 
 @torch.no_grad()

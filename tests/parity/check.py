@@ -52,9 +52,6 @@ class UnknownClassError(Exception):
     """Raised if there is no port of the class of a case, or not of an option of it."""
 
 
-# Arguments of other code
-
-
 class Port(NamedTuple):
     """Our counterpart of a class of other code.
 
@@ -210,9 +207,6 @@ def build_timm(name: str, kwargs: Arguments, weights: Tensors | None) -> nn.Modu
     return model
 
 
-# Tensors besides the output
-
-
 @torch.no_grad()
 def outputs(model: Any, images: Tensor) -> Tensors:
     """Compute the output and, under their recorded names, everything that a case may record of the position."""
@@ -290,9 +284,6 @@ def masks(model: Any) -> Tensors:
         if any(windows.shift):
             values[f"attn_mask_layer_{layer}"] = torch.cat(strips).flatten(0, 1)
     return values
-
-
-# Modules alone
 
 
 def compute_irpe(kwargs: Arguments, weights: Tensors, queries: Tensor) -> Tensors:

@@ -18,7 +18,7 @@ from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.grid import Grid
-from tiny import count, draw, holds, without_memory
+from tiny import assert_same, count, draw, holds, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
@@ -151,9 +151,6 @@ def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
     assert products[1] - products[0] == omega + forms - looked_up
 
 
-# Names and layout
-
-
 def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
     tensors = load_file(GOLDEN / "posmlp_pyramid.safetensors")
     weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
@@ -166,7 +163,7 @@ def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
     for load in (load_checkpoint, transfer):
         model = graticule.create_model(TINY, **build)
         load(model, path)
-        torch.testing.assert_close(model.double().eval()(images), tensors["output"], rtol=0, atol=1e-9)
+        assert_same(model.double().eval()(images), tensors["output"], 1e-9)
     with torch.no_grad():
         for name, value in published_state_dict(model.float()).items():
             assert torch.equal(value, weights[name])
@@ -193,9 +190,6 @@ def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
     large.load_state_dict(state, strict=True)
     small.set_input_size(windows=(8, 4))
     assert holds(large, small.state_dict())
-
-
-# Initial values
 
 
 def drawn_encodings(name, **kwargs):
@@ -236,9 +230,6 @@ def test_tables_are_drawn_with_the_std_that_the_released_code_means():
     assert all(isinstance(encoding, LearnableMixing) for encoding, _ in drawn)
     tables = torch.cat([encoding.relative_position_table.detach().flatten() for encoding, _ in drawn])
     assert float(tables.std()) == pytest.approx(0.02, rel=0.05)
-
-
-# Weight decay
 
 
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe_m", "glrpe", "ggqpe"])

@@ -11,6 +11,7 @@ from graticule import Crop, Grid
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.position.windows import Windows
 from in_turn import in_turn
+from tiny import assert_same
 
 
 def test_distances_are_euclidean():
@@ -108,7 +109,7 @@ def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
     ours = grid.resize(table, Grid(*new, prefix=prefix))
     reference = resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=prefix)[0]
     assert ours.shape == (new[0] * new[1] + prefix, 12) and torch.equal(ours[:prefix], table[:prefix])
-    torch.testing.assert_close(ours, reference, rtol=0, atol=_rounding(table))
+    assert_same(ours, reference, _rounding(table))
 
 
 def test_the_gradient_of_a_resized_table_reaches_every_row():
@@ -168,9 +169,6 @@ def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape,
     assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))
 
 
-# Any number of axes: texts, videos and volumes
-
-
 SHAPES = [(5,), (3, 4), (2, 3, 4), (2, 3, 1, 2)]
 
 
@@ -215,16 +213,16 @@ def test_resampling_is_separable_so_that_an_axis_that_does_not_change_is_a_batch
     resample = build_resampler(name)
     table = torch.randn(7, 3, 4, dtype=torch.float64)
     video = resample(table[None], (7, 5, 6))[0]
-    torch.testing.assert_close(video, resample(table, (5, 6)), rtol=0, atol=1e-12)
+    assert_same(video, resample(table, (5, 6)), 1e-12)
     text = resample(table.flatten(0, 1), (9,))
-    torch.testing.assert_close(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], rtol=0, atol=1e-12)
+    assert_same(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], 1e-12)
 
 
 def test_resizing_commutes_with_permuting_the_axes():
     table = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     resized = Grid(2, 3, 4).resize(table.flatten(0, 2), Grid(4, 2, 6)).unflatten(0, (4, 2, 6))
     other = Grid(4, 2, 3).resize(table.permute(2, 0, 1, 3).flatten(0, 2), Grid(6, 4, 2)).unflatten(0, (6, 4, 2))
-    torch.testing.assert_close(other, resized.permute(2, 0, 1, 3), rtol=0, atol=1e-12)
+    assert_same(other, resized.permute(2, 0, 1, 3), 1e-12)
 
 
 def test_a_crop_of_a_video_is_the_part_of_its_table():

@@ -25,7 +25,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from in_turn import in_turn
-from tiny import PAIRS, draw_double, spec, tiny
+from tiny import PAIRS, assert_same, draw_double, spec, tiny
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -54,7 +54,7 @@ def test_concatenation_adds_the_projected_table_once(table):
     joining = draw_double(Concatenation(DIM, DEPTH))
     first, *others = joining(table)
     projected = torch.einsum("nd,ed->ne", table, joining.projection)
-    torch.testing.assert_close(first.added_to_stream, projected, rtol=0, atol=1e-12)
+    assert_same(first.added_to_stream, projected, 1e-12)
     assert others == [LayerPosition()] * 3
 
 
@@ -71,7 +71,7 @@ def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
     assert len(positions) == DEPTH
     for position, norm_of_layer in zip(positions, joining.norms, strict=True):
         assert position.after_norm.shape == (TOKENS, DIM)
-        torch.testing.assert_close(position.after_norm, norm(table, norm_of_layer), rtol=0, atol=1e-12)
+        assert_same(position.after_norm, norm(table, norm_of_layer), 1e-12)
         assert position == LayerPosition(after_norm=position.after_norm)
 
 
@@ -82,7 +82,7 @@ def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
     expected = table
     for position, norm_of_layer in zip(positions, joining.norms, strict=True):
         expected = norm(expected, norm_of_layer)
-        torch.testing.assert_close(position.after_norm, expected, rtol=0, atol=1e-11)
+        assert_same(position.after_norm, expected)
         assert position == LayerPosition(after_norm=position.after_norm)
 
 
@@ -109,7 +109,7 @@ def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(nam
     tables = [table + wanted for wanted in range(some.tables)]
     actual, expected = some(*tables), alone(*tables)
     for layer, wanted in zip(sorted(layers), expected, strict=True):
-        torch.testing.assert_close(actual[layer], wanted, rtol=0, atol=0)
+        assert_same(actual[layer], wanted, 0)
     assert all(actual[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
     assert some.layers == len(layers)
 
@@ -145,7 +145,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
             assert a == LayerPosition()
             continue
         value, other = ((*x._replace(bias=None if x.bias is None else Bias.of(x.bias).table(queries)),) for x in (a, b))
-        torch.testing.assert_close(value, other, rtol=0, atol=1e-12)
+        assert_same(value, other, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ FORMULAS = {
 def test_a_decomposition_is_its_formula(name, table):
     module = draw_double(DECOMPOSITIONS[name](DIM))
     parameters = [*module.parameters(), None, None]
-    torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
+    assert_same(module(table), FORMULAS[name](table, *parameters[:2]), 1e-12)
 
 
 @in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
     start = DECOMPOSITIONS[name](DIM).double()(table)
     expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
-    torch.testing.assert_close(start, expected, rtol=0, atol=1e-12)
+    assert_same(start, expected, 1e-12)
 
 
 @in_turn("kind", [Lape, LapeSharing])

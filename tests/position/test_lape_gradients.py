@@ -132,9 +132,6 @@ def test_a_pyramid_passes_the_chain_on_without_amplifying_a_zero_table():
     assert ratio(gradients(built)) < ONE_NORM
 
 
-# Changed and unchanged gradients
-
-
 def chains(name="layer_norm"):
     torch.manual_seed(1)
     ours = Lape(DIM, DEPTH, decomposition=name).double()
@@ -188,9 +185,6 @@ def test_every_shift_of_the_chain_learns_from_a_zero_row():
     sum(position.after_norm.sum() for position in joining(torch.zeros(3, DIM))).backward()
     for norm in joining.norms:
         assert torch.equal(norm.bias.grad, torch.full((DIM,), 3.0))
-
-
-# Effect on training
 
 
 def corner(count):

@@ -11,7 +11,7 @@ from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.layer import LayerPosition
 from in_turn import in_turn
-from tiny import draw, gradients
+from tiny import assert_same, draw, gradients
 
 GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "groups": 4, "num_classes": 5}
 BUILDERS = {
@@ -43,13 +43,13 @@ def test_a_whole_model_is_one_graph_with_the_same_gradients_and_is_exported(enco
     eager = {key: gradient.clone() for key, gradient in gradients(model).items()}
     model.zero_grad()
     output = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(output, model(x), rtol=0, atol=1e-12)
+    assert_same(output, model(x), 1e-12)
     output.square().sum().backward()
     for key, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[key], rtol=1e-10, atol=1e-10, msg=key)
     for exported in (model, fold(model)):
         program = torch.export.export(exported, (x,)).module()
-        torch.testing.assert_close(program(x), exported(x), rtol=0, atol=1e-12)
+        assert_same(program(x), exported(x), 1e-12)
 
 
 @in_turn(

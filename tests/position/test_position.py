@@ -13,7 +13,7 @@ from graticule.encodings.learnable import Learnable
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition
 from in_turn import in_turn
-from tiny import draw_double
+from tiny import assert_same, draw_double
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -34,10 +34,7 @@ def fields_of(position):
 
 
 def assert_near(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
-# LayerPosition: its effect on the residual stream, and sums of two
+    assert_same(actual, expected, atol)
 
 
 def test_a_table_is_added_before_a_function_acts_and_what_acts_after_a_layer_does_not_act_before_it():
@@ -68,9 +65,6 @@ def test_inputs_and_rotation_are_given_once(field):
     with pytest.raises(ValueError, match=f"`{field}` must be given by one encoding at most, got two"):
         position.merge(position)
     assert getattr(position.merge(LayerPosition(added_to_stream=tokens()[0])), field) is torch.square
-
-
-# BetweenBlocks and BeforeProjections: insert positions
 
 
 @in_turn("place", range(-1, 4))
@@ -109,9 +103,6 @@ def test_places_are_from_before_the_first_layer_to_the_last_that_has_a_meaning(k
         kind({}, depth=3)
 
 
-# CombinedPosition
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_names(order):
     module, table = peg(), draw_double(Learnable(GRID, DIM))
@@ -127,9 +118,6 @@ def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are
     assert [fields_of(position) for position in CombinedPosition(at[:2])(GRID)] == [["inputs"], ["inputs"], []]
     with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most, got two"):
         CombinedPosition(at[1:])(GRID)
-
-
-# Grid.pyramid and PyramidPosition
 
 
 def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
@@ -227,11 +215,5 @@ def test_a_stage_fits_its_own_tables():
     assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
 
 
-# FoldedPosition
-
-
 def build(encoding, grid=GRID, **kwargs):
     return draw_double(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
-
-
-# Sensitivity of models with a PEG

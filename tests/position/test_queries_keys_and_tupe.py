@@ -9,7 +9,7 @@ import graticule
 from graticule import Grid, LayerPosition, fold, unfold
 from graticule.position.joining import QueriesKeys, Tupe
 from in_turn import in_turn
-from tiny import draw, images, tiny
+from tiny import assert_same, draw, images, tiny
 
 DIM, HEADS, DEPTH = 12, 3, 4
 
@@ -31,7 +31,7 @@ def test_the_table_reaches_queries_and_keys_and_not_values():
     q, k, v, _ = attention._project(x, LayerPosition(queries_keys=table))
     (whole_q, whole_k, _, _), (_, _, plain_v, _) = (attention._project(y, LayerPosition()) for y in (x + table, x))
     for actual, expected in ((q, whole_q), (k, whole_k), (v, plain_v)):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        assert_same(actual, expected, 1e-12)
 
 
 def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_keys():
@@ -40,7 +40,7 @@ def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_k
     both = LayerPosition(queries_keys=table, inputs=lambda x: (x + a, x + b, x + c))
     position = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
     for actual, expected in zip(attention._project(x[None], both), attention._project(x[None], position), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        assert_same(actual, expected, 1e-12)
 
 
 def tupe_by_hand(joining, table, query, prefix):
@@ -66,10 +66,8 @@ def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
     assert len(positions) == DEPTH and all(position is positions[0] for position in positions)  # shared by the layers
     for query in range(len(table)):
         expected = tupe_by_hand(joining, table, query, prefix)
-        torch.testing.assert_close(positions[0].bias[:, query], expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), atol=1e-7, rtol=0
-    )
+        assert_same(positions[0].bias[:, query], expected, 1e-12)
+    assert_same(positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), 1e-7)
 
 
 def test_content_and_position_have_the_same_scale():
@@ -81,13 +79,13 @@ def test_content_and_position_have_the_same_scale():
     q, k, _ = attention.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
     u, v = (p(table).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (joining.queries, joining.keys))
     logits = (q @ k.mT + u @ v.mT) / math.sqrt(2 * DIM // HEADS)
-    torch.testing.assert_close(attention.weights(x, position), logits.softmax(-1), rtol=0, atol=1e-8)
+    assert_same(attention.weights(x, position), logits.softmax(-1), 1e-8)
 
 
 def test_permuted_positions_permute_the_bias():
     joining, table, order = drawn(), torch.randn(6, DIM, dtype=torch.float64), torch.randperm(6)
     full, permuted = joining(table)[0].bias, joining(table[order])[0].bias
-    torch.testing.assert_close(permuted, full[:, order][:, :, order], rtol=0, atol=1e-12)
+    assert_same(permuted, full[:, order][:, :, order], 1e-12)
 
 
 @pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2])"])
@@ -98,15 +96,15 @@ def test_all_of_it_is_folded(joining):
     assert not any(
         callable(value) for p in model.position(model.grid) for value in p if not torch.is_tensor(value) and value
     )
-    torch.testing.assert_close(fold(model)(x), before, rtol=0, atol=1e-12)
-    torch.testing.assert_close(unfold(model)(x), before, rtol=0, atol=1e-12)
+    assert_same(fold(model)(x), before, 1e-12)
+    assert_same(unfold(model)(x), before, 1e-12)
 
 
 def test_a_bias_is_added_to_tupes():
     model = draw(tiny("learnable + bucketed_bias", "tupe")).double().eval()
     tupe, bucketed = (part(model.grid) for part in model.position.parts)
     for combined, a, b in zip(model.position(model.grid), tupe, bucketed, strict=True):
-        torch.testing.assert_close(combined.bias, a.bias + b.bias, rtol=0, atol=1e-12)
+        assert_same(combined.bias, a.bias + b.bias, 1e-12)
 
 
 @in_turn(
@@ -132,4 +130,4 @@ def test_tupe_at_another_grid_is_that_of_the_resampled_table():
     ).double()
     at = Grid(5, 2, prefix=1)
     bias = position(at)[0].bias
-    torch.testing.assert_close(bias, position.joining(position.encodings[0](at))[0].bias, rtol=0, atol=1e-12)
+    assert_same(bias, position.joining(position.encodings[0](at))[0].bias, 1e-12)
