@@ -50,7 +50,9 @@ def case(what: object) -> Iterator[None]:
         raise
 
 
-def refusals(*cases: tuple[Any, str], call: Callable[[Any], object] = lambda act: act(), error: Any = ValueError) -> Any:
+def refusals(
+    *cases: tuple[Any, str], call: Callable[[Any], object] = lambda act: act(), error: Any = ValueError
+) -> Any:
     """Return a test that the function of each case, or `call` of it, raises an error with the message of the case."""
 
     @in_turn(("case", "message"), cases)

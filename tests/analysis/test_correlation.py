@@ -12,7 +12,7 @@ from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from graticule.position.grid import Grid
 from graticule.position.position import CombinedPosition
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 
@@ -171,16 +171,10 @@ def test_a_layer_with_both_sees_their_sum():
     assert result.initial is None
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
-        (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
-    ],
+test_another_model_and_a_negative_number_of_untrained_models_are_refused = refusals(
+    (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
+    (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
 )
-def test_another_model_and_a_negative_number_of_untrained_models_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
@@ -286,20 +280,15 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
         torch.testing.assert_close(whole, out, rtol=1e-9, atol=1e-9)
 
 
-@in_turn(
-    ("model", "message"),
-    [
-        (lambda: torch.nn.Linear(2, 2).double(), "`model` must be a backbone of one stage, got Linear"),
-        (lambda: graticule.create_model("pvt_tiny", img_size=32).double(), "`model` must be a backbone of one stage"),
-        (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
-        (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
-        (lambda: small("rope"), "`model` must add one table to the embedded tokens"),
-        (lambda: small("none"), "got none in the first layer"),
-        (lambda: small(pre_norm=True), "`model` must have blocks x \\+ f\\(LN\\(x\\)\\) and no norm before the first"),
-        (lambda: small(block_layer="post_norm"), "`model` must have blocks"),
-        (lambda: small(name="vit_lite_7_4_32"), "`model` must have blocks"),
-    ],
+test_coefficients_need_one_table_on_the_residual_stream = refusals(
+    (lambda: torch.nn.Linear(2, 2).double(), "`model` must be a backbone of one stage, got Linear"),
+    (lambda: graticule.create_model("pvt_tiny", img_size=32).double(), "`model` must be a backbone of one stage"),
+    (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
+    (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
+    (lambda: small("rope"), "`model` must add one table to the embedded tokens"),
+    (lambda: small("none"), "got none in the first layer"),
+    (lambda: small(pre_norm=True), "`model` must have blocks x \\+ f\\(LN\\(x\\)\\) and no norm before the first"),
+    (lambda: small(block_layer="post_norm"), "`model` must have blocks"),
+    (lambda: small(name="vit_lite_7_4_32"), "`model` must have blocks"),
+    call=lambda model: norm_coefficients(model(), torch.randn(1, 1, 8, 12, dtype=torch.float64)),
 )
-def test_coefficients_need_one_table_on_the_residual_stream(model, message):
-    with pytest.raises(ValueError, match=message):
-        norm_coefficients(model(), torch.randn(1, 1, 8, 12, dtype=torch.float64))

@@ -20,6 +20,7 @@ from graticule.analysis.share import position_share
 from graticule.external import Eraser, Subtraction
 from graticule.external.traced_model import TracedModel, view_of
 from graticule.position.grid import Grid
+from in_turn import refusals
 from tiny import assert_same
 
 GRID, DIM = Grid(4, 6), 24
@@ -295,27 +296,23 @@ def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
     assert record["labels"][0]["value"] == report.labels[0].value and record["method"] == "mean"
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [
-        ({"images": draw_images(1).repeat(12, 1, 1, 1)}, "must differ"),
-        ({"images": draw_images(8)}, "at least 9"),
-        ({"images": draw_images(12)[..., :7]}, "img_size"),
-        ({"method": "mean"}, "only 'blank' works without"),
-        ({"method": "leace"}, "must be given for 'leace'"),
-        ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
-        ({"images": draw_images(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
-        ({"images": draw_images(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
-        ({"images": draw_images(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
-        ({"images": draw_images(12), "labels": torch.zeros(12, 5)}, "one per patch"),
-        ({"images": draw_images(12), "layers": [3]}, "`layers` must be from 0 to 0"),
-        ({"images": draw_images(12), "layers": [0]}, "no `forward_intermediates`"),
-        ({"images": draw_images(12), "method": "pca"}, "`method` must be"),
-    ],
+test_invalid_arguments_of_debias_are_refused = refusals(
+    ({"images": draw_images(1).repeat(12, 1, 1, 1)}, "must differ"),
+    ({"images": draw_images(8)}, "at least 9"),
+    ({"images": draw_images(12)[..., :7]}, "img_size"),
+    ({"method": "mean"}, "only 'blank' works without"),
+    ({"method": "leace"}, "must be given for 'leace'"),
+    ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
+    ({"images": draw_images(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
+    ({"images": draw_images(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
+    ({"images": draw_images(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
+    ({"images": draw_images(12), "labels": torch.zeros(12, 5)}, "one per patch"),
+    ({"images": draw_images(12), "layers": [3]}, "`layers` must be from 0 to 0"),
+    ({"images": draw_images(12), "layers": [0]}, "no `forward_intermediates`"),
+    ({"images": draw_images(12), "method": "pca"}, "`method` must be"),
+    call=lambda kwargs: graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs),
+    error=(ValueError, TypeError),
 )
-def test_invalid_arguments_of_debias_are_refused(kwargs, text):
-    with pytest.raises((ValueError, TypeError), match=text):
-        graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs)
 
 
 def test_quantized_and_debiased_models_are_refused():

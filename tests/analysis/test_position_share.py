@@ -20,6 +20,7 @@ from graticule.analysis.share import (
 )
 from graticule.position.grid import Grid
 from graticule.system.tables import plain
+from in_turn import refusals
 
 GRID = Grid(3, 4)
 
@@ -190,18 +191,13 @@ def test_repeated_images_are_left_out_of_an_audit_and_a_removal_with_their_label
         graticule.debias(model, images[[0, 1] * 6])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
-        (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is sparse"),
-        (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
-        (
-            torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),
-            "`images` must be a dense tensor .* is nested",
-        ),
-    ],
+test_images_that_cannot_be_measured_are_refused = refusals(
+    (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
+    (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is sparse"),
+    (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
+    (
+        torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),
+        "`images` must be a dense tensor .* is nested",
+    ),
+    call=lambda wrong: graticule.position_share(tiny.build("ViT, DeiT").eval(), wrong),
 )
-def test_images_that_cannot_be_measured_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        graticule.position_share(tiny.build("ViT, DeiT").eval(), wrong)

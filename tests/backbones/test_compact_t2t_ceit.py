@@ -15,7 +15,7 @@ import graticule
 from graticule import Grid, published_state_dict
 from graticule.backbones.compact import ConvolutionalTokenizer
 from graticule.backbones.t2t import TokenPerformer, TokenTransformer
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, count, draw, images
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -223,23 +223,17 @@ def test_a_performer_never_attends_below_float32():
     assert torch.equal(layer._attend(*halves), layer._attend(*[t.float() for t in halves]))
 
 
-@in_turn(
-    ("act", "message"),
-    [
-        (lambda: build("cct", tokenizer="splits"), "`tokenizer` must be one of patches, convolutions; got 'splits'"),
-        (lambda: build("cct", patch_size=(3, 5)), "`patch_size` must be square and `layers` at least 1"),
-        (lambda: build("cct", conv_layers=0), "`conv_layers` must be at least 1, got 0"),
-        (lambda: build("cct").set_input_size(32, 5), "`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5"),
-        (lambda: build("t2t", img_size=72), "`img_size` must be a positive multiple of the patch size, got height 72"),
-        (lambda: build("t2t").set_input_size((64, 100)), "got width 100"),
-        (lambda: build("t2t")(images(8, 8)), "got height 8"),
-        (lambda: build("t2t", patch_size=8), r"`patch_size` must be 16, which the three splits make, got \(8, 8\)"),
-        (lambda: build("t2t").set_input_size(64, 8), "`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"),
-        (lambda: build("t2t", tokens_type="convolution"), "`tokens_type` must be one of performer, transformer; got"),
-        (lambda: build("ceit", global_pool="avg"), "`global_pool` must be one of 'token'"),
-        (lambda: build("ceit", class_token=False), "`class_token` must be True"),
-    ],
+test_parts_and_sizes_that_do_not_fit_are_refused = refusals(
+    (lambda: build("cct", tokenizer="splits"), "`tokenizer` must be one of patches, convolutions; got 'splits'"),
+    (lambda: build("cct", patch_size=(3, 5)), "`patch_size` must be square and `layers` at least 1"),
+    (lambda: build("cct", conv_layers=0), "`conv_layers` must be at least 1, got 0"),
+    (lambda: build("cct").set_input_size(32, 5), "`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5"),
+    (lambda: build("t2t", img_size=72), "`img_size` must be a positive multiple of the patch size, got height 72"),
+    (lambda: build("t2t").set_input_size((64, 100)), "got width 100"),
+    (lambda: build("t2t")(images(8, 8)), "got height 8"),
+    (lambda: build("t2t", patch_size=8), r"`patch_size` must be 16, which the three splits make, got \(8, 8\)"),
+    (lambda: build("t2t").set_input_size(64, 8), "`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"),
+    (lambda: build("t2t", tokens_type="convolution"), "`tokens_type` must be one of performer, transformer; got"),
+    (lambda: build("ceit", global_pool="avg"), "`global_pool` must be one of 'token'"),
+    (lambda: build("ceit", class_token=False), "`class_token` must be True"),
 )
-def test_parts_and_sizes_that_do_not_fit_are_refused(act, message):
-    with pytest.raises(ValueError, match=message):
-        act()

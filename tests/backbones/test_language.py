@@ -10,7 +10,7 @@ import graticule
 from graticule import LayerPosition
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.language import draw as draw_token
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import CHOICES, ENCODERS, PAIRS, assert_same, count, draw, fields
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
@@ -200,21 +200,16 @@ def test_what_is_no_text_is_refused(tokens, message):
         model.new_cache(0)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),
-        ({"context": 0}, r"`context` must be (a whole number of )?at least 1, got 0"),
-        ({"depth": 0}, r"`depth` must be (a whole number of )?at least 1, got 0"),
-        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
-        ({"embed_scale": 0.0}, "`embed_scale` must be positive, got 0.0"),
-        ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"encoding": "shw"}, "`encoding` must be one of .*did you mean 'shaw'"),
-    ],
+test_what_is_no_model_is_refused = refusals(
+    ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),
+    ({"context": 0}, r"`context` must be (a whole number of )?at least 1, got 0"),
+    ({"depth": 0}, r"`depth` must be (a whole number of )?at least 1, got 0"),
+    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
+    ({"embed_scale": 0.0}, "`embed_scale` must be positive, got 0.0"),
+    ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+    ({"encoding": "shw"}, "`encoding` must be one of .*did you mean 'shaw'"),
+    call=lambda kwargs: small(**kwargs),
 )
-def test_what_is_no_model_is_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        small(**kwargs)
 
 
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it():
@@ -329,21 +324,16 @@ def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
     assert torch.equal(run(model, tokens, 3 * 16, temperature=0, use_cache=False), longer)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
-        ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),
-        ({"temperature": float("nan")}, "`temperature` must be at least 0 and finite, got nan"),
-        ({"top_k": 0}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got 0"),
-        ({"top_k": WORDS + 1}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got {WORDS + 1}"),
-        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"`tokens` must be int64 \(B, N\), N at least 1, got"),
-        ({"tokens": torch.zeros(2, 3)}, r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(2, 3\)"),
-    ],
+test_bad_arguments_of_generation_are_refused_at_once = refusals(
+    ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
+    ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),
+    ({"temperature": float("nan")}, "`temperature` must be at least 0 and finite, got nan"),
+    ({"top_k": 0}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got 0"),
+    ({"top_k": WORDS + 1}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got {WORDS + 1}"),
+    ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"`tokens` must be int64 \(B, N\), N at least 1, got"),
+    ({"tokens": torch.zeros(2, 3)}, r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(2, 3\)"),
+    call=lambda kwargs: graticule.generate(writer(), **{"tokens": texts(4, 3), "new_tokens": 3, **kwargs}),
 )
-def test_bad_arguments_of_generation_are_refused_at_once(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        graticule.generate(writer(), **{"tokens": texts(4, 3), "new_tokens": 3, **kwargs})
 
 
 def test_the_work_a_token_does_not_grow_with_the_text():

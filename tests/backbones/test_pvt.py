@@ -11,7 +11,7 @@ from timm.models.twins import Twins
 import graticule
 from graticule import load_checkpoint, published_state_dict
 from graticule.testing.methods import check_backbone
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw, full_size, images, without_memory
 
 SIZE = {
@@ -51,33 +51,28 @@ def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, field
         pvt(depths=[2, 2, 2, 2], **kwargs)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"embed_dims": [8, 16, 24]}, "`embed_dims` and `depths` must have .* every stage, got 3 and 4"),
-        ({"num_heads": [1, 2, 3]}, "`num_heads` must have a value for each of the 4 stages, got 3"),
-        ({"depths": [1, 1, 1]}, "for each of the 3 stages, got 4 and 4"),
-        ({"mlp_ratios": [4, 4, 4]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 3 and 4"),
-        ({"sr_ratios": [8, 4, 2, 1, 1]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 4 and 5"),
-        ({"depths": [1, 0, 1, 1]}, "`depths` must be at least 1, got 0"),
-        ({"depths": [], "embed_dims": [], "num_heads": [], "mlp_ratios": [], "sr_ratios": []}, "`depths` must"),
-        ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
-        ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
-        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
-        ({"num_heads": [1, 2, 5, 4]}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"sr_ratios": [8, 4, 0, 1]}, "`sr_ratios` must be at least 1 .* got 0 for 4 x 4 patches"),
-        ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
-        ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
-        ({"encoding": "peg(places=1)"}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
-        ({"img_size": (64, 100)}, "got width 100 with a patch of 32; the nearest sizes are 96 and 128"),
-        ({"global_pool": "max"}, "`global_pool` must be one of '', 'token', 'avg', got 'max'"),
-        ({"global_pool": "avg", "class_token": True}, "`class_token` must be False where .* got True"),
-        ({"pretrained": True}, "`pretrained` must be False: timm's hub has no weights of pvt_tiny;"),
-    ],
+test_invalid_arguments_are_refused_by_name = refusals(
+    ({"embed_dims": [8, 16, 24]}, "`embed_dims` and `depths` must have .* every stage, got 3 and 4"),
+    ({"num_heads": [1, 2, 3]}, "`num_heads` must have a value for each of the 4 stages, got 3"),
+    ({"depths": [1, 1, 1]}, "for each of the 3 stages, got 4 and 4"),
+    ({"mlp_ratios": [4, 4, 4]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 3 and 4"),
+    ({"sr_ratios": [8, 4, 2, 1, 1]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 4 and 5"),
+    ({"depths": [1, 0, 1, 1]}, "`depths` must be at least 1, got 0"),
+    ({"depths": [], "embed_dims": [], "num_heads": [], "mlp_ratios": [], "sr_ratios": []}, "`depths` must"),
+    ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
+    ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
+    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
+    ({"num_heads": [1, 2, 5, 4]}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+    ({"sr_ratios": [8, 4, 0, 1]}, "`sr_ratios` must be at least 1 .* got 0 for 4 x 4 patches"),
+    ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
+    ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
+    ({"encoding": "peg(places=1)"}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
+    ({"img_size": (64, 100)}, "got width 100 with a patch of 32; the nearest sizes are 96 and 128"),
+    ({"global_pool": "max"}, "`global_pool` must be one of '', 'token', 'avg', got 'max'"),
+    ({"global_pool": "avg", "class_token": True}, "`class_token` must be False where .* got True"),
+    ({"pretrained": True}, "`pretrained` must be False: timm's hub has no weights of pvt_tiny;"),
+    call=lambda kwargs: pvt(**kwargs),
 )
-def test_invalid_arguments_are_refused_by_name(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        pvt(**kwargs)
 
 
 @names

@@ -1,11 +1,10 @@
 """Models of videos and volumes, (B, C, depth, height, width)."""
 
-import pytest
 import torch
 
 import graticule
 from graticule import Grid
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same
 
 SMALL = {"num_classes": 5, "in_chans": 2, "embed_dim": 24, "num_heads": 2, "depth": 2}
@@ -82,25 +81,20 @@ def test_a_video_model_folds_and_compiles():
     assert_same(graticule.fold(model)(videos), logits, 1e-12)
 
 
-@in_turn(
-    ("act", "message"),
-    [
-        (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be videos or volumes \(B, 2, depth, height, width\)"),
-        (
-            lambda: built(img_size=(8, 12), patch_size=(4, 4))(torch.zeros(1, 2, 4, 8, 12)),
-            r"`x` must be images \(B, 2, height, width\), .* whose depth this model has no axis for",
-        ),
-        (lambda: built(img_size=(3, 8, 12)), "`img_size` must be a positive multiple .* got depth 3"),
-        (lambda: built(patch_size=(4, 4)), "`patch_size` must have 3 axes, as many as the image"),
-        (lambda: built().set_input_size((4, 8)), "`patch_size` must have 2 axes|`img_size` must have 3"),
-        (lambda: built().set_input_size(patch_size=(1, 4, 4)), "`patch_size` must stay 2 x 4 x 4"),
-        (lambda: built("cct_2_3x2_32"), "`img_size` must be a whole number or 2 whole numbers"),
-        (
-            lambda: graticule.create_model("pvt_tiny", img_size=(4, 64, 64)),
-            "`img_size` must have height and width in PyramidVisionTransformer, got",
-        ),
-    ],
+test_inputs_of_other_axes_are_refused = refusals(
+    (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be videos or volumes \(B, 2, depth, height, width\)"),
+    (
+        lambda: built(img_size=(8, 12), patch_size=(4, 4))(torch.zeros(1, 2, 4, 8, 12)),
+        r"`x` must be images \(B, 2, height, width\), .* whose depth this model has no axis for",
+    ),
+    (lambda: built(img_size=(3, 8, 12)), "`img_size` must be a positive multiple .* got depth 3"),
+    (lambda: built(patch_size=(4, 4)), "`patch_size` must have 3 axes, as many as the image"),
+    (lambda: built().set_input_size((4, 8)), "`patch_size` must have 2 axes|`img_size` must have 3"),
+    (lambda: built().set_input_size(patch_size=(1, 4, 4)), "`patch_size` must stay 2 x 4 x 4"),
+    (lambda: built("cct_2_3x2_32"), "`img_size` must be a whole number or 2 whole numbers"),
+    (
+        lambda: graticule.create_model("pvt_tiny", img_size=(4, 64, 64)),
+        "`img_size` must have height and width in PyramidVisionTransformer, got",
+    ),
+    error=(ValueError, TypeError),
 )
-def test_inputs_of_other_axes_are_refused(act, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        act()

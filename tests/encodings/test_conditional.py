@@ -7,7 +7,7 @@ from torch import nn
 
 from graticule import Grid
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same
 
 DIM, BATCH = 6, 2
@@ -243,31 +243,25 @@ def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid
     assert not any(torch.equal(made[a], made[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: Peg(DIM, 2), "`kernel` must be odd, so that it has a center, got 2"),
-        (lambda: Peg(DIM, -1), "`kernel` must be odd.*got -1"),
-        (lambda: Peg(DIM, 3, "depth"), "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
-        (lambda: Peg(DIM, padding="same"), "`padding` must be one of zeros, circular, replicate, reflect, none; got"),
-        (lambda: Peg(DIM, layers=0), "`layers` must be at least 1, got 0"),
-        (lambda: ConvolutionalProjection(DIM, padding="none"), "`padding` must keep the grid's size to convolve"),
-        (lambda: ConvolutionalProjection(DIM, padding="same"), "`padding` must be one of .*got 'same'"),
-        (lambda: ConvolutionalProjection(DIM, 4), "`kernel` must be odd.*got 4"),
+test_invalid_arguments_are_refused = refusals(
+    (lambda: Peg(DIM, 2), "`kernel` must be odd, so that it has a center, got 2"),
+    (lambda: Peg(DIM, -1), "`kernel` must be odd.*got -1"),
+    (lambda: Peg(DIM, 3, "depth"), "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
+    (lambda: Peg(DIM, padding="same"), "`padding` must be one of zeros, circular, replicate, reflect, none; got"),
+    (lambda: Peg(DIM, layers=0), "`layers` must be at least 1, got 0"),
+    (lambda: ConvolutionalProjection(DIM, padding="none"), "`padding` must keep the grid's size to convolve"),
+    (lambda: ConvolutionalProjection(DIM, padding="same"), "`padding` must be one of .*got 'same'"),
+    (lambda: ConvolutionalProjection(DIM, 4), "`kernel` must be odd.*got 4"),
+    (
+        lambda: ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5)),
+        r"`grid` must have sides of at least 4 patches .*got 3 x 5",
+    ),
+    *(
         (
-            lambda: ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5)),
-            r"`grid` must have sides of at least 4 patches .*got 3 x 5",
-        ),
-        *(
-            (
-                lambda build=build, count=count: build(DIM)(torch.randn(2, count, DIM), Grid(3, 5, prefix=1)),
-                rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}",
-            )
-            for build in (Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim)))
-            for count in (14, 17)
-        ),
-    ],
+            lambda build=build, count=count: build(DIM)(torch.randn(2, count, DIM), Grid(3, 5, prefix=1)),
+            rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}",
+        )
+        for build in (Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim)))
+        for count in (14, 17)
+    ),
 )
-def test_invalid_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

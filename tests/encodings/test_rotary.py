@@ -16,7 +16,7 @@ from graticule.encodings.pope import Pope
 from graticule.encodings.rope import Frequencies, Rope, Rope1d
 from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
 from graticule.position.rotation import PairRotation
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import DEPTH, DIM, assert_same, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=2), Grid(1, 6)]
@@ -273,19 +273,13 @@ def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():
     assert [table.shape for table in position[0].rotary] == [(17, 16), (HEADS, 17, 16)]
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        *(
-            (lambda kind=kind, d=d: kind(d), rf"`head_dim` must be a multiple of 4.*got {d};.*embed_dim / num_heads")
-            for kind in (lambda d: Rope(BUILT, d), lambda d: MixedRope(BUILT, 1, 2, d))
-            for d in (6, 2, 9, 0)
-        ),
-        *((lambda d=d: Rope1d(BUILT, d), f"`head_dim` must be a multiple of 2 .*got {d}") for d in (0, 1, 7)),
-        (lambda: tiny("rope", embed_dim=18), r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"),
-        (lambda: tiny("rope+rope_mixed"), "`rotary` must be given by one encoding at most"),
-    ],
+test_heads_and_sums_that_cannot_be_rotated_are_refused = refusals(
+    *(
+        (lambda kind=kind, d=d: kind(d), rf"`head_dim` must be a multiple of 4.*got {d};.*embed_dim / num_heads")
+        for kind in (lambda d: Rope(BUILT, d), lambda d: MixedRope(BUILT, 1, 2, d))
+        for d in (6, 2, 9, 0)
+    ),
+    *((lambda d=d: Rope1d(BUILT, d), f"`head_dim` must be a multiple of 2 .*got {d}") for d in (0, 1, 7)),
+    (lambda: tiny("rope", embed_dim=18), r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"),
+    (lambda: tiny("rope+rope_mixed"), "`rotary` must be given by one encoding at most"),
 )
-def test_heads_and_sums_that_cannot_be_rotated_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

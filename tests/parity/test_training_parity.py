@@ -15,7 +15,7 @@ from graticule.lab.data.sampling import BatchOrder, EpochSampler
 from graticule.lab.tasks.distillation import Teacher
 from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.optimization import build_optimizer, build_schedule
-from in_turn import in_turn
+from in_turn import refusals
 from tiny import assert_same, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -85,19 +85,11 @@ def test_the_learning_rates_with_k_decay_are_those_of_its_formula(schedule):
     assert_same(ours[:20], 1e-5 + (1e-3 - 1e-5) * falls, 1e-12)
 
 
-@in_turn(
-    ("options", "message"),
-    [
-        ({"warmup_prefix": True}, "`warmup_prefix` must be left out without a warm-up"),
-        (
-            {"k_decay": 2.0, "schedule": "step", "decay_epochs": (2,)},
-            "`k_decay` must be left out with the schedule step",
-        ),
-    ],
+test_an_option_without_effect_on_the_schedule_is_refused = refusals(
+    ({"warmup_prefix": True}, "`warmup_prefix` must be left out without a warm-up"),
+    ({"k_decay": 2.0, "schedule": "step", "decay_epochs": (2,)}, "`k_decay` must be left out with the schedule step"),
+    call=lambda options: Recipe(**options),
 )
-def test_an_option_without_effect_on_the_schedule_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Recipe(**options)
 
 
 def test_deits_late_loop_differs_by_half_a_percent_of_the_rate_after_the_warmup():

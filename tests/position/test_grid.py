@@ -10,7 +10,7 @@ from timm.layers import resample_abs_pos_embed
 from graticule import Crop, Grid
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.position.windows import Windows
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same
 
 
@@ -255,28 +255,22 @@ def test_spacing_is_the_unit_of_coordinates_and_offsets_and_not_of_order():
     assert torch.equal(crop.coordinates(), (plain.coordinates() + torch.tensor([1, 2, 3])) * unit)
 
 
-@in_turn(
-    ("build", "message"),
-    [
-        (lambda: Grid(), "`shape` must have at least one axis"),
-        (lambda: Grid(2, 0, 3), "`shape` must be at least 1, got 0"),
-        (lambda: Grid(2, 3, prefix=-1), "`prefix` must be at least 0, got -1"),
-        (lambda: Grid(2, 3, spacing=(1, 0)), "`spacing` must be a positive number for each of 2 axes"),
-        (lambda: Grid(2, 3, spacing=(1, 2, 3)), "`spacing` must be a positive number for each of 2 axes"),
-        (lambda: Grid(2, 3, spacing=(1, float("nan"))), "`spacing` must be a positive number"),
-        (lambda: Grid(2, 3, crop=Crop((4, 4, 4), (0, 0, 0, 1, 2, 3))), "`crop` must have 2 axes, .* got 3"),
-        (lambda: Crop((4, 4, 4), (0, 0, 1, 1)), "`box` must have a start and a size for each axis"),
-        (lambda: Grid.of_image((8, 32, 32), (16, 16)), "`patch_size` must have 3 axes"),
-        (lambda: Grid.of_image((9, 32, 32), (2, 16, 16)), "`img_size` must be .* got depth 9 with a patch of 2"),
-        (lambda: Grid.of_image((8, 4), (8, 8)), "`img_size` must be a positive multiple"),
-        (lambda: Grid(4, 4).resize(torch.zeros(16, 2), Grid(2, 4, 4)), "`new` must have 2 axes"),
-        (
-            lambda: Grid(4, 4, prefix=1).resize(torch.zeros(17, 3), Grid(3, 5, prefix=2)),
-            r"`new` must have as many prefix tokens as the table \(1\), got 2",
-        ),
-        (lambda: Grid(2, 4, 4).resize(torch.zeros(32, 2), Grid(4, 4)), "`new` must have 3 axes"),
-    ],
+test_invalid_grids_are_refused = refusals(
+    (lambda: Grid(), "`shape` must have at least one axis"),
+    (lambda: Grid(2, 0, 3), "`shape` must be at least 1, got 0"),
+    (lambda: Grid(2, 3, prefix=-1), "`prefix` must be at least 0, got -1"),
+    (lambda: Grid(2, 3, spacing=(1, 0)), "`spacing` must be a positive number for each of 2 axes"),
+    (lambda: Grid(2, 3, spacing=(1, 2, 3)), "`spacing` must be a positive number for each of 2 axes"),
+    (lambda: Grid(2, 3, spacing=(1, float("nan"))), "`spacing` must be a positive number"),
+    (lambda: Grid(2, 3, crop=Crop((4, 4, 4), (0, 0, 0, 1, 2, 3))), "`crop` must have 2 axes, .* got 3"),
+    (lambda: Crop((4, 4, 4), (0, 0, 1, 1)), "`box` must have a start and a size for each axis"),
+    (lambda: Grid.of_image((8, 32, 32), (16, 16)), "`patch_size` must have 3 axes"),
+    (lambda: Grid.of_image((9, 32, 32), (2, 16, 16)), "`img_size` must be .* got depth 9 with a patch of 2"),
+    (lambda: Grid.of_image((8, 4), (8, 8)), "`img_size` must be a positive multiple"),
+    (lambda: Grid(4, 4).resize(torch.zeros(16, 2), Grid(2, 4, 4)), "`new` must have 2 axes"),
+    (
+        lambda: Grid(4, 4, prefix=1).resize(torch.zeros(17, 3), Grid(3, 5, prefix=2)),
+        r"`new` must have as many prefix tokens as the table \(1\), got 2",
+    ),
+    (lambda: Grid(2, 4, 4).resize(torch.zeros(32, 2), Grid(4, 4)), "`new` must have 3 axes"),
 )
-def test_invalid_grids_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()

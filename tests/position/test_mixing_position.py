@@ -10,7 +10,7 @@ from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.layer import LayerPosition
-from in_turn import in_turn
+from in_turn import refusals
 from tiny import assert_same, draw, gradients
 
 GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "groups": 4, "num_classes": 5}
@@ -52,18 +52,12 @@ def test_a_whole_model_is_one_graph_with_the_same_gradients_and_is_exported(enco
         assert_same(program(x), exported(x), 1e-12)
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: MixingPosition([]), "`encodings` must be one per layer, got none"),
-        (
-            lambda: LayerPosition(mixing=LearnableMixing(Grid(3, 4)).displacements(Grid(3, 4))).merge(
-                LayerPosition(mixing=torch.zeros(1, 12, 12))
-            ),
-            "`mixing` must be given by one encoding at most",
+test_what_cannot_be_mixed_is_refused = refusals(
+    (lambda: MixingPosition([]), "`encodings` must be one per layer, got none"),
+    (
+        lambda: LayerPosition(mixing=LearnableMixing(Grid(3, 4)).displacements(Grid(3, 4))).merge(
+            LayerPosition(mixing=torch.zeros(1, 12, 12))
         ),
-    ],
+        "`mixing` must be given by one encoding at most",
+    ),
 )
-def test_what_cannot_be_mixed_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
