@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+import graticule
 from graticule import Grid, Points, build_position
 from graticule.encodings import ENCODINGS
 from graticule.layers.attention import Attention
@@ -13,7 +14,7 @@ from graticule.position.joining import JOININGS
 from graticule.position.tokens import Subset
 from graticule.testing.places import DEPTH, DIM, HEADS, LAWS, build_random, check_layers, mixes, reorder, values
 from in_turn import in_turn
-from tiny import assert_same, laws_of_places
+from tiny import assert_same, draw, laws_of_places
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
 COMPUTED = [
@@ -235,3 +236,12 @@ def test_a_grid_of_another_number_of_axes_is_refused(encoding):
 def test_options_that_do_not_fit_the_axes_are_refused(encoding, shape, message):
     with pytest.raises(ValueError, match=message):
         build_position(Grid(*shape), dim=DIM, depth=1, num_heads=HEADS, encoding=encoding)(Grid(*shape))
+
+
+@in_turn("encoding", ["relative_bias + log_n", "continuous_bias", "irpe", "rope", "rope_mixed"])
+def test_windows_have_the_position_of_a_window_whatever_the_image(encoding):
+    sizes = {"img_size": 32, "embed_dim": DIM, "depths": (2, 1), "num_heads": (HEADS, HEADS), "window_size": 4}
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **sizes)).double().eval()
+    for size in ((64, 48), (48, 96)):
+        for there, here in list(zip(model.position(model.grid_at(size)), model.position(model.grid), strict=True))[:2]:
+            assert_same(values(there, 16), values(here, 16), atol=0)

@@ -12,7 +12,6 @@ from graticule.encodings.alibi import Alibi, Kerple, default_slopes
 from graticule.encodings.bucketed import BucketedBias, edges
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.fire import Fire
-from graticule.encodings.forms import bias as forms
 from graticule.encodings.gqpe import GqpeBias
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
@@ -20,7 +19,7 @@ from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.sandwich import Sandwich
 from graticule.encodings.shaw import ShawBias
 from graticule.encodings.sinusoidal import Sinusoidal1d
-from graticule.position.bias import Bias, LowRank
+from graticule.position.bias import Bias
 from graticule.surgery.fold import fold
 from in_turn import in_turn, refusals
 from tiny import assert_same, draw, images, tiny
@@ -51,6 +50,9 @@ def irpe_bucket(t, ratio):
         return round(t)
     far = min(beta, round(alpha + math.log(abs(t) / alpha) / math.log(gamma / alpha) * (beta - alpha)))
     return int(far if t > 0 else -far)
+
+
+# The formula of each bias for p_i - p_j = (dy, dx) and the scaled queries (heads, d) of i; returns (heads,)
 
 
 def relative(encoding, q, dy, dx, grid):
@@ -170,7 +172,6 @@ BIASES = {
 }
 RESAMPLED = [name for name in BIASES if name.startswith(("relative", "decomposed"))]
 OF_QUERIES = [name for name in BIASES if name.startswith(("shaw", "irpe", "decomposed"))]
-DECAYING = [name for name in BIASES if name.startswith(("alibi", "kerple", "sandwich"))]
 every = in_turn("name", BIASES)
 grids = in_turn("grid", [BUILT, Grid(4, 2, prefix=2), Grid(1, 6)])
 
@@ -251,18 +252,6 @@ def test_for_equal_queries_a_bias_depends_on_the_displacement_alone_and_prefix_t
     assert_same(patches[:, :, :, 1:, :, 1:], patches[:, :, :, :-1, :, :-1], 1e-12)
 
 
-@in_turn(
-    "name", [name for name in BIASES if name.startswith(("relative", "continuous", "mlp", "fire, axes", "gqpe, g"))]
-)
-def test_different_displacements_have_different_biases(name):
-    bias = table(built(name), BUILT, queries(BUILT))[0, 0, 1:, 1:]
-    values = {
-        tuple(offset): value
-        for offset, value in zip(BUILT.offsets().flatten(0, 1).tolist(), bias.flatten().tolist(), strict=True)
-    }
-    assert len(set(values.values())) == len(values) == math.prod(BUILT.table)
-
-
 @in_turn("name", OF_QUERIES)
 @grids
 @in_turn("elsewhere", [False, True])
@@ -279,22 +268,6 @@ def test_a_part_of_a_bias_of_the_queries_is_that_part_of_the_whole_and_of_its_ow
     assert rows.nonzero().flatten().tolist() == [grid.prefix + 1]
 
 
-@in_turn("name", DECAYING)
-def test_a_bias_of_the_distance_is_zero_at_zero_and_falls_along_a_diagonal(name):
-    bias = table(built(name, Grid(6, 6)), Grid(6, 6), queries(Grid(6, 6)))[0]
-    assert bias.diagonal(dim1=1, dim2=2).abs().max() <= 1e-12 and bias.max() <= 1e-12
-    along = bias.reshape(HEADS, 6, 6, 6, 6)[:, 0, 0].diagonal(dim1=1, dim2=2)
-    assert name == "sandwich" or (along.diff(dim=-1) < 0).all()
-
-
-#: FIRE is relative to the longest distance.
-@in_turn("name", [name for name in BIASES if name not in RESAMPLED and not name.startswith("fire")])
-def test_the_first_tokens_of_a_text_do_not_depend_on_its_length(name):
-    encoding, q = built(name, Grid(1, 8)), queries(Grid(1, 8))
-    full, short = (table(encoding, grid, q[:, :, : grid.tokens]) for grid in (Grid(1, 8), Grid(1, 5)))
-    assert_same(full[..., :5, :5], short, 1e-12)
-
-
 @in_turn("name", ["shared_relative_bias", "shared_mlp_bias", "alibi", "bucketed_bias", "sandwich"])
 def test_layers_share_one_bias_that_folds_into_one_constant(name):
     model = draw(tiny(f"{name}(layers=[0, 2])")).eval()
@@ -305,17 +278,6 @@ def test_layers_share_one_bias_that_folds_into_one_constant(name):
     fold(model)
     assert [buffer for buffer, _ in model.position.named_buffers() if buffer.startswith("layer")] == ["layer0_bias"]
     assert_same(model(x), before, 1e-6)
-
-
-@in_turn("encoding", ["relative_bias", "continuous_bias", "irpe"])
-@in_turn("size", [(32, 32), (64, 48), (48, 96)])
-def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, size):
-    sizes = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4}
-    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **sizes)).double().eval()
-    layers = zip(model.position(model.grid_at(size)), model.position(model.grid), (3, 3, 6), strict=True)
-    for there, here, heads in layers:
-        q = torch.randn(1, heads, 16, 4, dtype=torch.float64)
-        assert torch.equal(*(Bias.of(layer.bias).table(q) for layer in (there, here)))
 
 
 @in_turn("causal", [False, True])
@@ -378,23 +340,6 @@ def test_slopes_are_those_of_the_formula_or_given_or_learned_from_it_and_stay_po
     assert not list(encoding.parameters()) and not encoding.state_dict()
     large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert_same(encoding(large), 2 * encoding(Grid(3, 4, prefix=1)))
-
-
-@in_turn("encoding", ["alibi(distance='squared')", "alibi(distance='squared') + sandwich(channels=2)"])
-def test_a_model_computes_the_same_with_two_factors(encoding):
-    squared = Alibi(BUILT, 3, distance="squared").double()
-    assert squared.low_rank(OTHER).rank == 4
-    assert_same(squared.low_rank(OTHER).table(), squared(OTHER), 1e-12)
-    assert all(Alibi(BUILT, 3, distance=name).low_rank(BUILT) is None for name in ("euclidean", "manhattan", "axes"))
-    model = draw(tiny(encoding)).double().eval()
-    x = images().double()
-    expected = model(x)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms, "LOW_RANK_TOKENS", 1)
-        for _ in range(2):
-            assert isinstance(model.position(model.grid)[0].bias, LowRank)
-            assert_same(model(x), expected, 1e-12)
-            fold(model)
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import graticule
 from graticule import Grid
 from graticule.encodings.log_n import LogN
 from in_turn import in_turn
@@ -53,35 +52,11 @@ def test_the_reference_is_the_grid_of_building_or_given_and_stays():
     assert LogN(Grid(1, 1))(Grid(1, 1)).item() == 1
 
 
-def test_it_is_a_constant_of_the_folded_model_shared_by_all_layers():
-    model, _ = pair("rope + log_n")
-    x = images(64, 40, dtype=torch.float64)
-    before = model(x)
-    folded = graticule.fold(model, (64, 40))
-    assert [name for name, _ in folded.position.named_buffers() if "scale" in name] == ["layer0_query_scale"]
-    assert_same(folded(x), before, 1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_factor_is_float32_at_least_and_queries_keep_their_dtype(dtype):
     model = tiny("log_n").to(dtype).eval()
     assert model.position(Grid(5, 5, prefix=1))[0].query_scale.dtype == torch.float32
     assert model(images(40, 40, dtype=dtype)).dtype == dtype
-
-
-def test_windows_have_the_factor_of_a_window():
-    model = graticule.create_model(
-        "swin_tiny_patch4_window7_224",
-        encoding="relative_bias + log_n",
-        img_size=32,
-        embed_dim=12,
-        depths=(1, 1),
-        num_heads=(1, 2),
-        window_size=4,
-    )
-    for grid in (model.grid, model.grid_at((64, 64))):
-        for layer in model.position(grid):
-            assert torch.equal(layer.query_scale, torch.ones(16))
 
 
 def test_a_token_of_a_text_has_the_factor_of_the_tokens_that_it_sees():

@@ -117,14 +117,6 @@ def test_the_released_forms_differ_from_the_printed_ones_as_documented():
     assert torch.equal(released.quadratic(), torch.eye(2, dtype=torch.float64)[None])
 
 
-def test_parameters_are_those_that_the_paper_counts_or_should():
-    grid, count = Grid(14, 14), lambda encoding: sum(p.numel() for p in encoding.parameters())
-    assert count(QuadraticMixing(grid, 8)) == 6 * 8
-    assert count(DenseMixing(grid)) == 196**2
-    # printed: (4 s + 1) N - 4 s sqrt(N) + 4 s, of which N is the bias; by construction it ends in s
-    assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
-
-
 @forms
 def test_gradients_of_center_and_matrix_are_those_of_finite_differences_and_reach_every_group(form):
     grid = Grid(2, 3)

@@ -11,7 +11,8 @@ from graticule.encodings.global_filter import GlobalFilter
 from graticule.encodings.mlp_mixing import TokenMlpMixing
 from graticule.encodings.sgu import DenseMixing, Gsgu
 from graticule.layers.gating import mix_tokens
-from in_turn import in_turn
+from graticule.position.windows import Windows
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw
 
 GRIDS = [Grid(4, 6), Grid(3, 5), Grid(1, 4), Grid(5, 1)]
@@ -22,28 +23,17 @@ def tokens(grid, channels=6, batch=2):
     return torch.randn(batch, grid.patches, channels, dtype=torch.float64)
 
 
-def test_each_group_of_channels_has_its_own_matrix():
-    mixing, grid = draw(Gsgu(Grid(2, 3), groups=3)).double(), Grid(2, 3)
-    x = tokens(grid)
-    y = mix_tokens(x, mixing(grid))
-    for group, part in enumerate(x.chunk(3, -1)):
-        expected = torch.einsum("ij,bjc->bic", mixing.weight[group], part)
-        assert_same(y.chunk(3, -1)[group], expected, 1e-12)
-
-
-def test_groups_of_equal_matrices_are_sgu():
+def test_each_group_has_a_matrix_of_its_own_and_groups_of_equal_matrices_are_sgu():
     single, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), groups=3).double(), Grid(2, 3)
+    assert torch.equal(draw(several)(grid), several.weight)
     with torch.no_grad():
         several.weight.copy_(draw(single).weight.expand(3, -1, -1))
-    x = tokens(grid)
     for at in (grid, Grid(3, 4)):
         x = tokens(at)
         assert_same(mix_tokens(x, several(at)), mix_tokens(x, single(at)), 1e-12)
 
 
 def test_a_bias_per_group_is_cut_with_the_windows():
-    from graticule.position.windows import Windows
-
     grid, window = Grid(5, 7), Grid(3, 4)
     x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
     weights = torch.zeros(2, window.patches, window.patches, dtype=torch.float64)
@@ -94,11 +84,8 @@ def test_at_another_grid_real_and_imaginary_parts_are_resampled_with_aligned_cor
 def test_filters_of_a_checkpoint_without_a_grid_are_taken_for_a_square():
     built = GlobalFilter(Grid(6, 6), 3).double()
     square, odd = (torch.randn(side, side // 2 + 1, 3, 2, dtype=torch.float64) for side in (4, 5))
-    assert (
-        built.fit_parameter("complex_weight", square).shape
-        == built.fit_parameter("complex_weight", odd).shape
-        == (6, 4, 3, 2)
-    )
+    for of_square in (square, odd):
+        assert built.fit_parameter("complex_weight", of_square).shape == (6, 4, 3, 2)
     strange = torch.randn(4, 7, 3, 2)
     assert built.fit_parameter("complex_weight", strange) is strange
 
@@ -113,8 +100,6 @@ def test_it_is_an_mlp_of_the_tokens_of_each_channel():
 
 
 def test_in_part_of_a_window_the_missing_tokens_are_zeros():
-    from graticule.position.windows import Windows
-
     grid, window = Grid(4, 5), Grid(3, 3)
     made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)
     mixed = mix_tokens(x, made, None, Windows(grid, window, (1, 2)))
@@ -135,12 +120,8 @@ def test_its_sums_over_constant_maps_keep_their_size_at_another_grid():
     assert_same(large, small[:, :1].expand(-1, 64, -1), 1e-12)
 
 
-def test_a_ratio_without_hidden_channels_is_refused():
-    with pytest.raises(ValueError, match="`ratio` must give at least one hidden channel"):
-        TokenMlpMixing(Grid(2, 2), dim=8, ratio=0.1)
-
-
-def test_an_mlp_has_no_map_of_weights():
-    model = graticule.create_model("mixer_s16_224", img_size=32, patch_size=8, embed_dim=16, num_blocks=1)
-    with pytest.raises(ValueError, match="`model` must mix its tokens by weights"):
-        mixing_maps(model)
+MIXER = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 1}
+test_a_ratio_without_hidden_channels_and_maps_of_an_mlp_are_refused = refusals(
+    (lambda: TokenMlpMixing(Grid(2, 2), dim=8, ratio=0.1), "`ratio` must give at least one hidden channel"),
+    (lambda: mixing_maps(graticule.create_model("mixer_s16_224", **MIXER)), "`model` must mix its tokens by weights"),
+)
