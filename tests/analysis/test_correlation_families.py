@@ -45,10 +45,6 @@ def pyramid(name, **kwargs):
     return drawn("pvt_tiny", **{**PVT, **kwargs})
 
 
-def t2t(**kwargs):
-    return graticule.create_model("t2t_vit_7", img_size=128, embed_dim=64, depth=2, num_heads=2, **kwargs)
-
-
 def layer_norm(x, norm):
     """Compute LayerNorm by its formula, over the last axis."""
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)

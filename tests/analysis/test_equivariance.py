@@ -15,7 +15,6 @@ PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3,
 
 
 def pooled(encoding, **kwargs):
-    """Return a small model without class token, in float64."""
     return draw(tiny(encoding, global_pool="avg", class_token=False, **kwargs)).double().eval()
 
 

@@ -29,23 +29,19 @@ names = pytest.mark.parametrize("name", SIZES, ids=["gmlp", "posmlp"])
 
 
 def gated(name=GMLP, encoding="ggqpe", **kwargs):
-    """Return a small gated MLP in float64 with every parameter drawn."""
     return draw(graticule.create_model(name, encoding=encoding, **{**SIZES[name], **kwargs})).double().eval()
 
 
 def stages(model):
-    """Return the mixing position of each stage."""
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 def full_weights(model, img_size=None):
-    """Return the whole matrix of every layer, (groups, N, N), as used in the forward pass."""
     layers = [mixing.mixing for mixing in model.position(model.grid_at(img_size or model.img_size))]
     return [(mixing.matrix() if isinstance(mixing, Displacements) else mixing).detach() for mixing in layers]
 
 
 def one_map(weights, query=(0, 0), **kwargs):
-    """Return a map made by hand from weights (groups, H, W)."""
     weights = np.asarray(weights, float)
     values = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
     return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **values})

@@ -11,7 +11,6 @@ SIZE, GRID = (4, 32, 24), Grid(2, 4, 3)
 
 
 def video_model(encoding="none"):
-    """Build a small model of videos with random weights, without a class token."""
     size = {"img_size": SIZE, "patch_size": (2, 8, 8), "class_token": False, "global_pool": "avg"}
     return tiny.draw(tiny.tiny(encoding, depth=2, **size))
 

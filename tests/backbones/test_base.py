@@ -53,8 +53,6 @@ class Averages(nn.Module):
 
 
 class Pooling(OwnBackbone):
-    """Averages without attention, with the fields that the base class applies."""
-
     takes = graticule.Backbone.takes
     inner = False
 
@@ -63,15 +61,12 @@ class Pooling(OwnBackbone):
 
 
 class Careless(Pooling):
-    """Accepts what it ignores."""
-
     takes = graticule.Backbone.takes | {"after_norm", "bias"}
     inner = True
 
 
 @pytest.fixture(scope="module")
 def registered(forgotten):
-    """Register the backbone for the tests of this module."""
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
     graticule.register_backbone("own_pooling")(Pooling)

@@ -48,7 +48,6 @@ def build(family, **kwargs):
 
 
 def exact(family, **kwargs):
-    """Return a small model with every weight drawn, in float64 and evaluation mode."""
     model = draw(build(family, **kwargs)).double().eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -66,13 +65,11 @@ def rand(*shape):
 
 
 def layer_norm(x, norm):
-    """Compute LayerNorm over the channels by its formula."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def mlp(x, module):
-    """Compute two linear layers with an exact GELU between them."""
     y = x @ module.fc1.weight.T + module.fc1.bias
     y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
     return y @ module.fc2.weight.T + module.fc2.bias
@@ -177,17 +174,6 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     assert model.feature_info[0]["reduction"] == 4
     names = published_state_dict(model)
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
-
-
-def windows(maps, side, step, padding):
-    """Cut maps (B, C, H, W) into overlapping windows, each flattened channel by channel, in a loop."""
-    padded = F.pad(maps, (padding,) * 4)
-    rows = [
-        padded[..., top : top + side, left : left + side].flatten(1)
-        for top in range(0, padded.shape[-2] - side + 1, step)
-        for left in range(0, padded.shape[-1] - side + 1, step)
-    ]
-    return torch.stack(rows, 1)
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ from tiny import SIZE, draw, full_size, images
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
 TOKEN, GAP = SMALL
-small = in_turn("name", SMALL)
 
 
 def cpvt(name=TOKEN, **kwargs):
@@ -19,7 +18,6 @@ def cpvt(name=TOKEN, **kwargs):
 
 
 def exact(name=TOKEN, **kwargs):
-    """Return a model with every weight drawn, in float64 and evaluation mode."""
     return draw(cpvt(name, **kwargs)).double().eval()
 
 

@@ -11,7 +11,7 @@ import timm
 import torch
 from timm.models import get_notrace_functions, get_notrace_modules
 from timm.optim import param_groups_layer_decay
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import graticule
@@ -26,7 +26,6 @@ from graticule.analysis.probe import Probe
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import read_checkpoint, save_weights
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
 from graticule.surgery.change import change_position
@@ -107,12 +106,10 @@ def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any
 
 @cache
 def shared_model(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """Return the shared model of a case, in float64, which tests must not change."""
     return draw(build(family, encoding, joining)).double().eval()
 
 
 def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """Return a new model of a case, which the test may change."""
     return copy.deepcopy(shared_model(family, encoding, joining))
 
 
@@ -355,11 +352,6 @@ def test_the_position_code_passes_every_check(family):
     findings = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
     assert {finding.outcome for finding in findings} <= {"passed", "not applicable"}
     assert "batch" in {finding.check for finding in findings if finding.outcome == "passed"}
-
-
-def tables(model: Any) -> list[Tensor]:
-    """Return the learnable tables of a model."""
-    return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
 
 
 @in_turn(

@@ -1,7 +1,6 @@
 """A vision transformer with every encoding and joining: sizes, dtypes, gradients and sensitivity to order."""
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -55,21 +54,6 @@ def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_tab
             table.copy_(table + table.flip(0))
     assert_same(relative(swapped), relative(x), 1e-12)
     assert (absolute(swapped) - absolute(x)).abs().max() > 1e-6
-
-
-def assert_same_position(ours, reference):
-    """Compare tensors, functions with their bound arguments, and tuples of them."""
-    assert type(ours) is type(reference)
-    if isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, reference)
-    elif isinstance(ours, tuple | list):
-        for layer, other in zip(ours, reference, strict=True):
-            assert_same_position(layer, other)
-    elif isinstance(ours, functools.partial):
-        assert ours.func == reference.func and ours.keywords == reference.keywords
-        assert_same_position(ours.args, reference.args)
-    else:
-        assert ours == reference
 
 
 test_invalid_arguments_are_refused_by_name = refusals(

@@ -26,7 +26,6 @@ NAMES = [
 
 
 def both(name):
-    """Build timm's small model and ours on the same drawn weights."""
     reference = draw(MlpMixer(**SMALL, **KINDS[name])).eval()
     ours = graticule.create_model(name, **SMALL).eval()
     ours.load_state_dict(reference.state_dict())

@@ -93,14 +93,12 @@ recorded = pytest.mark.parametrize("case", RECORDED)
 
 
 def reference(case):
-    """Return the recorded state dict, input and output of the public code."""
     tensors = load_file(GOLDEN / f"{case}.safetensors")
     state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
     return state, tensors["input"].double(), tensors["output"].double()
 
 
 def write(state, folder, kind):
-    """Write a checkpoint in one of the usual formats."""
     if kind == "safetensors":
         save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
         return folder / "model.safetensors"

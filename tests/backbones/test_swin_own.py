@@ -54,14 +54,12 @@ merged = in_turn(("encoding", "joining"), MERGED)
 
 
 def swin(encoding="relative_bias", joining="default", **kwargs):
-    """Return a small Swin with every weight drawn, in float64 and evaluation mode."""
     position = partial(build_position, encoding=encoding, joining=joining)
     sizes = {"embed_dim": 8, "num_classes": 5, **TWO, **kwargs}
     return draw(SwinTransformer(position, **sizes)).double().eval()
 
 
 def timms(**kwargs):
-    """Return timm's model in the same way."""
     sizes = {"embed_dim": 8, "num_classes": 5, "drop_path_rate": 0.0, "strict_img_size": False, **TWO, **kwargs}
     return draw(timm.models.swin_transformer.SwinTransformer(**sizes)).double().eval()
 
@@ -85,7 +83,6 @@ def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
 
 
 def resampled(table, old, new):
-    """Resample a bias table from windows `old` to `new`, by PyTorch's bicubic interpolation with antialias."""
     maps = table.T.unflatten(1, [2 * side - 1 for side in old])
     maps = F.interpolate(maps[None], [2 * side - 1 for side in new], mode="bicubic", antialias=True)[0]
     return maps.flatten(1).T
@@ -152,8 +149,6 @@ def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encod
 
 
 class Calls(TorchFunctionMode):
-    """Counts the calls of each function."""
-
     def __init__(self):
         super().__init__()
         self.seen = Counter()

@@ -26,7 +26,6 @@ def coordinates(module):
 
 
 def exact(reference):
-    """Compute the coordinates of timm's model in float64."""
     for module in reference.modules():
         if isinstance(module, WindowAttention):
             module.relative_coords_table.copy_(coordinates(module))

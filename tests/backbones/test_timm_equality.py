@@ -13,7 +13,6 @@ VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224"]
 
 
 def both(name, **kwargs):
-    """Build timm's model and ours, in float64 and evaluation mode, on the same drawn weights."""
     kwargs = {**SIZE, **kwargs}
     reference = draw(timm.create_model(name, **kwargs)).double().eval()
     ours = graticule.create_model(name, **kwargs).double().eval()

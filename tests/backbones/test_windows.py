@@ -29,22 +29,18 @@ LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
 
 
 def posmlp(encoding="ggqpe", **kwargs):
-    """Return a small PosMLP in float64 and evaluation mode, with all parameters drawn."""
     return draw(graticule.create_model("posmlp_tiny_224", encoding=encoding, **SIZES | kwargs)).double().eval()
 
 
 def image(*size):
-    """Return images of 64 pixels, or of (height, width)."""
     return torch.randn(2, 3, *(size or (64, 64)), dtype=torch.float64)
 
 
 def state_of(model):
-    """Return a copy of the state dict."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def mixing_of(model):
-    """Return the mixing position of every stage."""
     return [part for part in model.position.modules() if isinstance(part, MixingPosition)]
 
 

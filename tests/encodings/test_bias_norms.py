@@ -23,7 +23,6 @@ biases = in_turn("kind", BIASES)
 
 
 def drawn(encoding):
-    """Return the encoding in float64, with parameters drawn so that each one has an effect."""
     for parameter in encoding.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding

@@ -177,7 +177,6 @@ grids = in_turn("grid", [BUILT, Grid(4, 2, prefix=2), Grid(1, 6)])
 
 
 def built(name, grid=BUILT):
-    """Return a bias in float64, with parameters drawn so that each one has an effect."""
     encoding = BIASES[name][0](grid).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -189,7 +188,6 @@ def queries(grid, batch=2):
 
 
 def table(encoding, grid, q):
-    """Return the bias for each sample, (B, heads, N, N)."""
     return Bias.of(encoding.layer(grid).bias).table(q).expand(len(q), -1, -1, -1)
 
 

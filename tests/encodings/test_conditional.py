@@ -47,12 +47,10 @@ def as_map(x, grid):
 
 
 def as_tokens(features, x, grid):
-    """Append a map to the prefix tokens of x."""
     return torch.cat([x[:, : grid.prefix], features.permute(0, 2, 3, 1).reshape(len(x), -1, features.shape[1])], 1)
 
 
 def convolve(features, convolution, padding):
-    """Pad by hand, then convolve without padding."""
     around = convolution.kernel_size[0] // 2
     if padding != "none" and around:
         features = F.pad(features, [around] * 4, mode=MODES[padding])

@@ -14,7 +14,6 @@ COMBINED = ["log_n", "rope + log_n", "learnable + log_n", "shaw + log_n", "relat
 
 
 def pair(encoding, **kwargs):
-    """Return a model with the temperature, and the same model without it."""
     model = draw(tiny(encoding, **kwargs)).double().eval()
     plain = tiny(encoding.removesuffix("log_n").removesuffix(" + ") or "none", **kwargs).double().eval()
     names = zip(plain.state_dict(), dict(model.named_parameters()), strict=True)

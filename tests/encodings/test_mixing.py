@@ -32,7 +32,6 @@ forms = in_turn("form", FORMS)
 
 
 def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
-    """Return Gaussians with these parameters, in float64 and without gradients."""
     encoding = QuadraticMixing(grid, groups, form).double().requires_grad_(False)
     for name, value in parameters.items():
         getattr(encoding, name).copy_(torch.as_tensor(value))
@@ -40,7 +39,6 @@ def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
 
 
 def rotations(angle):
-    """Return the matrices (n, 2, 2) of rotations by the angles (n,)."""
     return torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
 
 

@@ -24,7 +24,6 @@ SIZES = {"embed_dim": DIM, "stages": (1, 1), "num_heads": 1, "q_pool": 1}
 
 
 def windowed(reference, grid, window, **options):
-    """Return our encoding with the tables of a model of timm or transformers."""
     size, side = tuple(reference.pos_embed.shape[2:]), tuple(window.shape[2:])
     encoding = Windowed(grid, DIM, size, side, **options).double()
     encoding.load_state_dict({"table": reference.pos_embed, "window_table": window})
@@ -32,7 +31,6 @@ def windowed(reference, grid, window, **options):
 
 
 def rows(map_):
-    """Flatten a map (1, H, W, D) into rows."""
     return map_.flatten(0, 2)
 
 

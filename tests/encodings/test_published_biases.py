@@ -37,7 +37,6 @@ def tokens(grid, batch=2):
 
 
 def attention(reference, **kwargs):
-    """Return our attention with the projections of a module of timm."""
     ours = Attention(DIM, HEADS, qkv_bias=reference.qkv.bias is not None, **kwargs).double().eval()
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -236,7 +235,6 @@ def test_cosine_attention_with_a_scale_is_refused():
 
 
 def buckets(method, dy, dx, ratio):
-    """Return the bucket of a displacement in each table."""
     middle = int(2 * ratio)
     if method == "product":
         return [(irpe_bucket(dy, ratio) + middle) * (2 * middle + 1) + irpe_bucket(dx, ratio) + middle]
@@ -247,7 +245,6 @@ def buckets(method, dy, dx, ratio):
 
 
 def vector(encoding, letter, i, j, head):
-    """Compute the vector, or number, of the displacement i minus j, by the formula."""
     places, prefix = encoding.grid.coordinates().tolist(), encoding.grid.prefix
     tables = list(getattr(encoding, f"rpe_{letter}"))
     if encoding.mode == "contextual" and letter != "v":

@@ -35,7 +35,6 @@ def build(text, grid, depth=2):
 
 
 def patches(layer, grid):
-    """Return the table of the patches of a layer."""
     return layer.rotary.table[..., grid.prefix :, :]
 
 

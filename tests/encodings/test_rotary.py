@@ -81,7 +81,6 @@ grids = in_turn("grid", GRIDS)
 
 
 def built(name, grid=BUILT):
-    """Return an encoding in float64, with drawn parameters."""
     encoding = (OTHERS.get(name) or ROTATIONS[name][0])(grid).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
@@ -95,7 +94,6 @@ def logits(rotation, q, k, grid):
 
 
 def angles(name, encoding, grid, layer, head):
-    """Return the angles of all patches, by the formula, (H * W, d / 2)."""
     formula = ROTATIONS[name][1]
     rows = [
         [formula(encoding, layer, head, y, x, pair, grid) for pair in range(D // 2)]

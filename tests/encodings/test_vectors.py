@@ -177,13 +177,11 @@ assert not known, known.keys()
 
 
 def changed(name, **parameters):
-    """Return the outputs of a vector's convention with other parameters."""
     about, inputs, _ = ALL[name]
     return verify.compute({**about, "parameters": {**about["parameters"], **parameters}}, inputs)
 
 
 def by_columns(name):
-    """Return the outputs of a vector with tokens by columns."""
     height, width = ALL[name][0]["parameters"]["grid"]
     return {
         key: value.reshape(height, width, -1).swapaxes(0, 1).reshape(value.shape) for key, value in ALL[name][2].items()

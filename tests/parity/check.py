@@ -72,7 +72,6 @@ class Port(NamedTuple):
 
 
 def always(encoding: str) -> Callable[[Arguments], tuple[str, str]]:
-    """Return the position of a class that has one encoding."""
     return lambda kwargs: (encoding, "default")
 
 
@@ -85,13 +84,11 @@ def lape(kwargs: Arguments) -> tuple[str, str]:
 
 
 def compact(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of compact transformers."""
     kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
     return kinds[kwargs.pop("positional_embedding", "learnable")], "default"
 
 
 def irpe(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of DeiT with iRPE."""
     return f"learnable + irpe({irpe_options(kwargs.pop('rpe_config'))})", "default"
 
 
@@ -112,7 +109,6 @@ def swin(kwargs: Arguments) -> tuple[str, str]:
 
 
 def rotary(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of naver's ViT."""
     name = "rope_mixed" if kwargs.pop("rope_mixed") else "rope"
     return f"{name}(preset='rope_vit', base={kwargs.pop('rope_theta')})", "default"
 
@@ -250,7 +246,6 @@ def outputs(model: Any, images: Tensor) -> Tensors:
 
 
 def buckets(encoding: Any) -> Tensors:
-    """Return iRPE's buckets under their recorded names."""
     names = ("bucket_rows", "bucket_cols") if encoding.method == "cross" else ("bucket",)
     return {name: index.double() for name, index in zip(names, encoding.index, strict=True)}
 
@@ -287,7 +282,6 @@ def masks(model: Any) -> Tensors:
 
 
 def compute_irpe(kwargs: Arguments, weights: Tensors, queries: Tensor) -> Tensors:
-    """Compute a case of iRPE's module alone."""
     config = kwargs["rpe_config"]
     grid = Grid(*kwargs["grid"], prefix=config["skip"])
     if kwargs["on"] not in ("q", "k") or config["mode"] != "ctx":
@@ -321,7 +315,6 @@ WITH_INPUTS: dict[tuple[str, str], Callable[..., Tensors]] = {**released_dense.C
 
 
 def _source(case: Arguments) -> str:
-    """Return the reference of a case, without its version."""
     return str(case["reference"].split("@")[0].split(" ")[0])
 
 

@@ -42,12 +42,10 @@ class Given(Features):
 
 
 def with_prefix(prefix: str, weights: Tensors) -> Tensors:
-    """Extend the names of weights."""
     return {f"{prefix}.{name}": value for name, value in weights.items()}
 
 
 def deformable_attention(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute MSDeformAttn."""
     attention = DeformableAttention(kwargs["d_model"], kwargs["n_levels"], kwargs["n_heads"], kwargs["n_points"])
     attention.load_state_dict(weights)
     shapes = [tuple(shape) for shape in tensors["spatial_shapes"].tolist()]
@@ -64,7 +62,6 @@ def deformable_attention(kwargs: dict[str, Any], weights: Tensors, tensors: Tens
 
 
 def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute ViT-Adapter with its intermediates."""
     size = {name: kwargs[name] for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")}
     position = partial(build_position, encoding="learnable(resampler='bicubic(antialias=False)')")
     vit = VisionTransformer(position, num_classes=0, class_token=False, global_pool="avg", **size)
@@ -102,7 +99,6 @@ def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tenso
 
 
 def segmenter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute Segmenter with a linear decoder."""
     encoder = kwargs["encoder"]
     vit = VisionTransformer(
         partial(build_position, encoding=BILINEAR),
@@ -124,7 +120,6 @@ def segmenter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Ten
 
 
 def mask_transformer(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute Segmenter's mask transformer."""
     decoder = MaskTransformer(
         (kwargs["d_encoder"],),
         (kwargs["patch_size"],),
@@ -142,7 +137,6 @@ def mask_transformer(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors)
 
 
 def uperhead(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute UperNet's head."""
     head = UperHead(kwargs["in_channels"], (4, 8, 16, 32), kwargs["num_classes"], channels=kwargs["channels"]).eval()
     head.load_state_dict(weights)
     maps = inputs(tensors)

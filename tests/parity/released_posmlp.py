@@ -36,7 +36,6 @@ PYRAMID |= {"downsample_norm", "depth_conv", "shift", "drop_rate", "drop_path_ra
 
 
 def encoding_of(kwargs: dict[str, Any]) -> str:
-    """Return the name of the encoding of a gate."""
     if kwargs.get("gate_unit") == "SGU":
         return "sgu"
     if kwargs.get("quadratic", True):
@@ -67,7 +66,6 @@ def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
 
 
 def pairs(mixing: Tensor | Displacements) -> Tensor:
-    """Return the weights of all pairs, (groups, N, N)."""
     return mixing if isinstance(mixing, Tensor) else mixing.matrix()
 
 
@@ -111,7 +109,6 @@ class Part:
         (self.encoding,) = mixing.encodings
 
     def logits(self) -> Tensor:
-        """Return the logits of all pairs, (groups, N, N)."""
         return self.encoding.displacements(self.grid)._replace(softmax=False).matrix()
 
     def mixed(self, tokens: Tensor) -> Tensor:
@@ -144,7 +141,6 @@ def unit_1d(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
 
 
 def gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
-    """Compute PoSGU."""
     split = kwargs.get("chunks", 2) == 2
     part = Part(kwargs, weights, kwargs["dim"], 1, "gate_unit.")
     half = kwargs["dim"] // (2 if split else 1)

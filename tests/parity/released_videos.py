@@ -34,12 +34,10 @@ def build(encoding: str, weights: Tensors, names: Mapping[str, str], **options: 
 
 
 def encode(encoding: str, shape: tuple[int, ...], dim: int, heads: int = 1) -> Any:
-    """Return what a layer receives from an encoding on a grid."""
     return build_position(Grid(*shape), dim=dim, depth=1, num_heads=heads, encoding=encoding)(Grid(*shape))[0]
 
 
 def mrope(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute timm's RotaryEmbeddingMRope."""
     sections, base = tuple(kwargs["mrope_section"]), kwargs["temperature"]
     return {"output": encode(f"mrope(sections={sections}, base={base})", kwargs["shape"], kwargs["dim"]).rotary.table}
 
@@ -104,7 +102,6 @@ def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
 
 
 def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute MONAI's ViT of volumes."""
     names = {
         r"^patch_embedding\.patch_embeddings": "patch_embed.proj",
         r"^patch_embedding\.position_embeddings": "pos_embed",
@@ -163,7 +160,6 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
 
 
 def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute transformers' Siglip2VisionModel, converted."""
     original = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
     original.load_state_dict(weights)
     return {"output": graticule.convert(original)(inputs(tensors))}

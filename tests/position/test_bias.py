@@ -53,7 +53,6 @@ def queries():
 
 
 def values(bias, queries):
-    """Return a bias of any form for each sample, (B, heads, N, N)."""
     return Bias.of(bias).table(queries).expand(len(queries), -1, -1, -1)
 
 

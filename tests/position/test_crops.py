@@ -19,11 +19,9 @@ BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
 #: A crop of whole patches, and its tokens in the whole image.
 CROP = Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
 TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
-CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops]
 
 
 def chosen(position, tokens, count=WHOLE.tokens):
-    """Select the position of some of the tokens."""
     return position.take(Subset(tokens, count))
 
 

@@ -12,7 +12,6 @@ GRIDS = [Grid(5, 7), Grid(1, 9), Grid(9, 1), Grid(1, 1), Grid(14, 14), Grid(9), 
 
 
 def drawn(grid, groups=2, softmax=False, dtype=torch.float64):
-    """Return a table drawn from a normal distribution."""
     return Displacements(torch.randn(groups, *grid.table, dtype=dtype), softmax)
 
 

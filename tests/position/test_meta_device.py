@@ -96,7 +96,6 @@ def test_a_changed_model_is_the_same(case, how):
 
 @pytest.fixture
 def process():
-    """Form a group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

@@ -16,7 +16,7 @@ from in_turn import in_turn
 from tiny import assert_same, draw_double
 
 GRID = Grid(3, 5, prefix=1)
-DIM, HEADS = 6, 3
+DIM = 6
 FIELDS = ("added_to_stream", "after_norm", "bias", "rotary", "map_before", "inputs", "map_after")
 
 
@@ -29,7 +29,6 @@ def peg(**kwargs):
 
 
 def fields_of(position):
-    """Return the fields of a layer's position, by name."""
     return [field for field in FIELDS if getattr(position, field) is not None]
 
 
@@ -213,7 +212,3 @@ def test_a_stage_fits_its_own_tables():
     value = torch.randn(1, 16, 8, dtype=torch.float64)  # 4 x 4, for the second stage's 2 x 4
     fitted = position.fit("stages.1.encodings.0.pos_embed", value)
     assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
-
-
-def build(encoding, grid=GRID, **kwargs):
-    return draw_double(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
