@@ -12,7 +12,7 @@ from graticule import LayerPosition
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw, draw_double, images, tiny
 
 D, HEADS, N = 12, 3, 5
@@ -132,24 +132,24 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
     torch.testing.assert_close(table(graticule.Grid(3, 5, prefix=3))[3:], plain.position.encodings[0](grid))
 
 
-def test_unknown_parts_are_refused_by_name():
-    for arguments, message in [
-        ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
-        ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
-        ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
-        ({"mlp_layer": "glu"}, "`mlp_layer` must be one of"),
-        ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
-        ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
-        ({"global_pool": "attention"}, "`global_pool` must be one of"),
-        ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map'"),
-        ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
-        ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
-        ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),
-        ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
-    ]:
-        with pytest.raises(ValueError) as refusal:
-            tiny(**arguments)
-        assert message in str(refusal.value), arguments
+test_unknown_parts_are_refused_by_name = refusals(
+    ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
+    ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
+    ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
+    ({"mlp_layer": "glu"}, "`mlp_layer` must be one of"),
+    ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
+    ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
+    ({"global_pool": "attention"}, "`global_pool` must be one of"),
+    ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map'"),
+    ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
+    ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
+    ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),
+    ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
+    call=lambda arguments: tiny(**arguments),
+)
+
+
+def test_a_class_of_blocks_is_taken_as_it_is_and_a_map_cannot_come_later():
     assert block_layer_of(PostNormBlock) is PostNormBlock
     with pytest.raises(ValueError, match="`global_pool` must be 'map' from the start"):
         tiny().reset_classifier(3, "map")
@@ -157,10 +157,7 @@ def test_unknown_parts_are_refused_by_name():
 
 @pytest.fixture
 def block():
-    module = Block(D, HEADS, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    return module
+    return draw_double(Block(D, HEADS, norm_layer=partial(nn.LayerNorm, eps=1e-6)))
 
 
 @pytest.fixture

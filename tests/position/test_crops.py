@@ -12,7 +12,7 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
 from graticule.testing.places import DIM, HEADS, build_random, check_layers
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, laws_of_places
 
 BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
@@ -203,19 +203,14 @@ def test_what_cannot_encode_a_crop_says_so():
             model(images, crop=part)
 
 
-def test_a_crop_that_is_not_within_the_whole_image_is_refused():
-    for image_size, box, message in [
-        ((4, 4), (0, 0, 5, 4), "`box` must be"),
-        ((4, 4), (-1, 0, 2, 2), "`box` must be"),
-        ((4, 4), (0, 0, 0, 2), "`box` must be"),
-        ((4, 4), (0, 0, float("nan"), 2), "`box` must be"),
-        ((4, 4), (0, 0, 2), "`box` must have a start and a size for each axis"),
-        ((0, 4), (0, 0, 1, 1), "`shape` must be at least 1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Crop(image_size, box)
-    with pytest.raises(TypeError, match="`shape` must be a whole number"):
-        Crop((4.5, 4), (0, 0, 1, 1))
+test_a_crop_that_is_not_within_the_whole_image_is_refused = refusals(
+    *((((4, 4), box), "`box` must be") for box in ((0, 0, 5, 4), (-1, 0, 2, 2), (0, 0, 0, 2), (0, 0, float("nan"), 2))),
+    (((4, 4), (0, 0, 2)), "`box` must have a start and a size for each axis"),
+    (((0, 4), (0, 0, 1, 1)), "`shape` must be at least 1"),
+    (((4.5, 4), (0, 0, 1, 1)), "`shape` must be a whole number"),
+    call=lambda arguments: Crop(*arguments),
+    error=(ValueError, TypeError),
+)
 
 
 def test_the_example_of_the_docs_runs():

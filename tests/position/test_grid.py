@@ -15,9 +15,8 @@ from tiny import assert_same
 
 
 def test_distances_are_euclidean():
-    distances = Grid(2, 3).distances()
-    assert distances.shape == (6, 6)
-    torch.testing.assert_close(distances[0], torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5]))
+    expected = torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5])
+    torch.testing.assert_close(Grid(2, 3).distances()[0], expected)
 
 
 def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
@@ -45,13 +44,13 @@ def test_grids_of_the_same_tokens_are_equal_whatever_their_windows_are():
     assert grid.resize(table, grid.in_windows([2])) is table
 
 
-def test_split_cuts_prefix_tokens_from_patches():
-    grid = Grid(2, 3, prefix=2)
-    tokens = torch.randn(4, 8, 5)
+def test_prefix_tokens_come_first_and_get_rows_of_zeros_and_no_bias_as_queries_nor_as_keys():
+    grid, tokens, bias = Grid(2, 3, prefix=2), torch.randn(4, 8, 5), torch.randn(3, 6, 6)
     prefix, patches = grid.split(tokens)
-    assert prefix.shape == (4, 2, 5)
-    assert patches.shape == (4, 6, 5)
-    assert torch.equal(torch.cat([prefix, patches], 1), tokens)
+    assert torch.equal(prefix, tokens[:, :2]) and torch.equal(patches, tokens[:, 2:])
+    assert torch.equal(grid.with_prefix_rows(tokens[0, :6]), torch.cat([torch.zeros(2, 5), tokens[0, :6]]))
+    full = grid.with_prefix_bias(bias)
+    assert torch.equal(full[:, 2:, 2:], bias) and not full[:, :2].any() and not full[:, :, :2].any()
 
 
 def test_a_map_has_every_patch_at_its_coordinates():
@@ -63,37 +62,16 @@ def test_a_map_has_every_patch_at_its_coordinates():
         assert torch.equal(features[:, :, y, x], tokens[:, 1 + index])
 
 
-def test_prefix_rows_are_zero_and_come_first():
-    table = torch.randn(6, 5)
-    full = Grid(2, 3, prefix=2).with_prefix_rows(table)
-    assert torch.equal(full, torch.cat([torch.zeros(2, 5), table]))
-
-
-def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
-    bias = torch.randn(3, 6, 6)
-    full = Grid(2, 3, prefix=2).with_prefix_bias(bias)
-    assert full.shape == (3, 8, 8)
-    assert torch.equal(full[:, 2:, 2:], bias)
-    assert not full[:, :2].any()
-    assert not full[:, :, :2].any()
-
-
 def test_the_grid_of_an_image_is_its_size_in_patches():
     assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, prefix=1)
 
 
-@in_turn(
-    ("image", "side", "below", "above"),
-    [((30, 32), "height 30", 24, 32), ((32, 33), "width 33", 32, 40), ((0, 32), "height 0", 8, 8)],
+test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes = refusals(
+    ((30, 32), "`img_size`.*height 30 with a patch of 8.* 24 and 32"),
+    ((32, 33), "`img_size`.*width 33 with a patch of 8.* 32 and 40"),
+    ((0, 32), "`img_size`.*height 0 with a patch of 8.* 8"),
+    call=lambda image: Grid.of_image(image, (8, 8)),
 )
-def test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes(image, side, below, above):
-    with pytest.raises(ValueError, match="`img_size`") as error:
-        Grid.of_image(image, (8, 8))
-    message = str(error.value)
-    assert side in message
-    assert "patch of 8" in message
-    assert str(below) in message
-    assert str(above) in message
 
 
 def _rounding(table):

@@ -35,18 +35,8 @@ def table():
     return torch.randn(TOKENS, DIM, dtype=torch.float64)
 
 
-def norm(x, module=None):
-    """Compute LayerNorm by hand, with the scale and the shift of `module`."""
-    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
-    return x if module is None else x * module.weight + module.bias
-
-
-def test_default_gives_the_table_to_the_residual_stream_once(table):
-    assert Default(DEPTH)(table) == [LayerPosition(added_to_stream=table), *[LayerPosition()] * 3]
-
-
-def test_shared_gives_the_same_table_to_every_layer(table):
-    assert Shared(DEPTH)(table) == [LayerPosition(added_to_stream=table)] * 4
+def norm(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
 
 
 def test_concatenation_adds_the_projected_table_once(table):
@@ -58,32 +48,12 @@ def test_concatenation_adds_the_projected_table_once(table):
     assert others == [LayerPosition()] * 3
 
 
-def test_unshared_gives_each_layer_a_table_of_its_own(table):
-    joining = Unshared(DEPTH)
-    assert joining.tables == DEPTH
+def test_the_stream_gets_one_table_once_or_in_every_layer_or_that_of_the_layer(table):
+    added = LayerPosition(added_to_stream=table)
+    assert Default(DEPTH)(table) == [added, *[LayerPosition()] * 3] and Shared(DEPTH)(table) == [added] * 4
     tables = [table + layer for layer in range(DEPTH)]
-    assert joining(*tables) == [LayerPosition(added_to_stream=single) for single in tables]
-
-
-def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
-    joining = draw_double(LapeSharing(DIM, DEPTH))
-    positions = joining(table)
-    assert len(positions) == DEPTH
-    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
-        assert position.after_norm.shape == (TOKENS, DIM)
-        assert_same(position.after_norm, norm(table, norm_of_layer), 1e-12)
-        assert position == LayerPosition(after_norm=position.after_norm)
-
-
-def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
-    joining = draw_double(Lape(DIM, DEPTH))
-    positions = joining(table)
-    assert len(positions) == DEPTH
-    expected = table
-    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
-        expected = norm(expected, norm_of_layer)
-        assert_same(position.after_norm, expected)
-        assert position == LayerPosition(after_norm=position.after_norm)
+    assert Unshared(DEPTH).tables == DEPTH
+    assert Unshared(DEPTH)(*tables) == [LayerPosition(added_to_stream=single) for single in tables]
 
 
 @in_turn("name", JOININGS)
@@ -181,11 +151,18 @@ FORMULAS = {
 }
 
 
-@in_turn("name", DECOMPOSITIONS)
-def test_a_decomposition_is_its_formula(name, table):
-    module = draw_double(DECOMPOSITIONS[name](DIM))
-    parameters = [*module.parameters(), None, None]
-    assert_same(module(table), FORMULAS[name](table, *parameters[:2]), 1e-12)
+@in_turn("kind", [Lape, LapeSharing])
+@in_turn("name", [None, *DECOMPOSITIONS])
+def test_layer_l_of_lape_gets_all_norms_up_to_its_own_and_of_its_first_version_its_own_alone(kind, name, table):
+    options = {} if name is None else {"decomposition": name}
+    joining, w = draw_double(kind(DIM, DEPTH, **options)), table
+    positions = joining(table)
+    for position, module in zip(positions, joining.norms, strict=True):
+        parameters = [*module.parameters(), None, None][:2]
+        w = FORMULAS[name or "layer_norm"](w if kind is Lape else table, *parameters)
+        assert_same(position.after_norm, w)
+        assert position == LayerPosition(after_norm=position.after_norm)
+    assert len(positions) == DEPTH
 
 
 @in_turn("name", DECOMPOSITIONS)
@@ -193,16 +170,6 @@ def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
     start = DECOMPOSITIONS[name](DIM).double()(table)
     expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
     assert_same(start, expected, 1e-12)
-
-
-@in_turn("kind", [Lape, LapeSharing])
-@in_turn("name", DECOMPOSITIONS)
-def test_a_decomposition_replaces_every_norm(kind, name, table):
-    joining = draw_double(kind(DIM, DEPTH, decomposition=name))
-    w = table
-    for position, norm in zip(joining(table), joining.norms, strict=True):
-        w = norm(w if kind is Lape else table)
-        assert torch.equal(position.after_norm, w)
 
 
 def test_scale_keeps_the_dtype(table):

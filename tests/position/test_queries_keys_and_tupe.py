@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import graticule
-from graticule import Grid, LayerPosition, fold, unfold
+from graticule import LayerPosition
 from graticule.position.joining import QueriesKeys, Tupe
 from in_turn import in_turn
-from tiny import assert_same, draw, images, tiny
+from tiny import assert_same, draw, tiny
 
 DIM, HEADS, DEPTH = 12, 3, 4
 
@@ -70,36 +70,6 @@ def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
     assert_same(positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), 1e-7)
 
 
-def test_content_and_position_have_the_same_scale():
-    """The logits are (x W_Q . x W_K + w U_Q . w U_K) / sqrt(2d)."""
-    attention, joining = graticule.layers.Attention(DIM, HEADS).double(), drawn()
-    x, table = (torch.randn(1, 5, DIM, dtype=torch.float64) for _ in range(2))
-    position = joining(table[0])[0]
-    position = position._replace(query_scale=position.query_scale.double())
-    q, k, _ = attention.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-    u, v = (p(table).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (joining.queries, joining.keys))
-    logits = (q @ k.mT + u @ v.mT) / math.sqrt(2 * DIM // HEADS)
-    assert_same(attention.weights(x, position), logits.softmax(-1), 1e-8)
-
-
-def test_permuted_positions_permute_the_bias():
-    joining, table, order = drawn(), torch.randn(6, DIM, dtype=torch.float64), torch.randperm(6)
-    full, permuted = joining(table)[0].bias, joining(table[order])[0].bias
-    assert_same(permuted, full[:, order][:, :, order], 1e-12)
-
-
-@pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2])"])
-def test_all_of_it_is_folded(joining):
-    model = draw(tiny("learnable", joining)).double().eval()
-    x = images(dtype=torch.float64)
-    before = model(x)
-    assert not any(
-        callable(value) for p in model.position(model.grid) for value in p if not torch.is_tensor(value) and value
-    )
-    assert_same(fold(model)(x), before, 1e-12)
-    assert_same(unfold(model)(x), before, 1e-12)
-
-
 def test_a_bias_is_added_to_tupes():
     model = draw(tiny("learnable + bucketed_bias", "tupe")).double().eval()
     tupe, bucketed = (part(model.grid) for part in model.position.parts)
@@ -122,12 +92,3 @@ def test_invalid_arguments_are_refused(kwargs, message):
     sizes = {"embed_dim": 24, "depth": 3, "num_heads": 3, "img_size": 32} if name.startswith("vit") else {}
     with pytest.raises(ValueError, match=message), torch.device("meta"):
         graticule.create_model(name, **kwargs, **sizes)
-
-
-def test_tupe_at_another_grid_is_that_of_the_resampled_table():
-    position = draw(
-        graticule.build_position(Grid(3, 4, prefix=1), dim=DIM, depth=2, num_heads=HEADS, joining="tupe")
-    ).double()
-    at = Grid(5, 2, prefix=1)
-    bias = position(at)[0].bias
-    assert_same(bias, position.joining(position.encodings[0](at))[0].bias, 1e-12)

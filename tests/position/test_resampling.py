@@ -15,7 +15,7 @@ from torch.export import export
 import graticule
 from graticule.position.resampling import RESAMPLERS, Bicubic, CropResampler, Geometric, Resampler, build_resampler
 from graticule.testing.methods import check_resampler
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same
 
 #: Every mode of `interpolate` as a resampler, with its arguments there.
@@ -179,26 +179,23 @@ def test_it_is_compiled_as_one_graph(kind):
     assert_same(compiled(map_), module(map_), 1e-12)
 
 
-def test_what_is_wrong_is_named():
-    wrong = {
-        "bicubik": "`resampler` must be one of bicubic, .*did you mean 'bicubic'",
-        "bicubic(a=1)": "`resampler` bicubic must not have the option 'a'",
-        "bicubic(antialias=1)": "`antialias` of resampler bicubic must be a valid boolean",
-        "bicubic(offset=-1.0)": "`offset` must be at least 0",
-        "bilinear(offset=0.1, align_corners=True)": "`offset` must be 0 with `align_corners`",
-        "crop(mode='area')": "`mode` of resampler crop",
-        "bicubic + area": "`resampler` must be one resampler",
-        "geometric": "`resampler` must be one for tables of positions, bicubic, bilinear, area",
-    }
-    for name, why in wrong.items():
-        with pytest.raises(ValueError, match=why):
-            build_resampler(name)
-    with pytest.raises(ValueError, match="`resampler` must be one for tables of displacements"):
-        build_resampler("crop", "displacements")
-    with pytest.raises(ValueError, match="`table` must have odd sides"):
-        Geometric().weights(4, 7)
-    with pytest.raises(TypeError, match="must be a subclass of Resampler"):
-        graticule.register_resampler("mine")(dict)
+test_what_is_wrong_is_named = refusals(
+    (("bicubik",), "`resampler` must be one of bicubic, .*did you mean 'bicubic'"),
+    (("bicubic(a=1)",), "`resampler` bicubic must not have the option 'a'"),
+    (("bicubic(antialias=1)",), "`antialias` of resampler bicubic must be a valid boolean"),
+    (("bicubic(offset=-1.0)",), "`offset` must be at least 0"),
+    (("bilinear(offset=0.1, align_corners=True)",), "`offset` must be 0 with `align_corners`"),
+    (("crop(mode='area')",), "`mode` of resampler crop"),
+    (("bicubic + area",), "`resampler` must be one resampler"),
+    (("geometric",), "`resampler` must be one for tables of positions, bicubic, bilinear, area"),
+    (("crop", "displacements"), "`resampler` must be one for tables of displacements"),
+    call=lambda arguments: build_resampler(*arguments),
+)
+test_even_sides_and_other_classes_are_refused = refusals(
+    (lambda: Geometric().weights(4, 7), "`table` must have odd sides"),
+    (lambda: graticule.register_resampler("mine")(dict), "must be a subclass of Resampler"),
+    error=(ValueError, TypeError),
+)
 
 
 def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypatch):
