@@ -9,28 +9,9 @@ from tiny import SMALL, THREE, assert_same, build, draw, families, gradients, im
 
 @pytest.mark.parametrize(
     ("encoding", "joining"),
-    [pytest.param("learnable", "shared", marks=pytest.mark.slow), ("shaw+rope+convolutional_projection", "default")],
-)
-def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
-    model = draw(tiny(encoding, joining, depth=2)).double().eval()
-    x = images(dtype=torch.float64)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_same(compiled(x), model(x), 1e-12)
-
-
-@pytest.mark.slow
-def test_another_size_is_one_graph_too():
-    model = draw(tiny("learnable+relative_bias", "lape", depth=1)).double().eval()
-    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    for size in ((32, 32), (24, 40)):
-        x = images(*size, dtype=torch.float64)
-        assert_same(compiled(x), model(x), 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("encoding", "joining"),
     [
-        pytest.param("learnable", "unshared", marks=pytest.mark.slow),
+        *(pytest.param("learnable", joining, marks=pytest.mark.slow) for joining in ("shared", "unshared")),
+        ("shaw+rope+convolutional_projection", "default"),
         ("peg(places=[-1, 0])+sinusoidal_2d+relative_bias", "lape"),
     ],
 )

@@ -38,11 +38,6 @@ def test_an_exported_model_takes_a_batch_of_any_size(family, encoding, joining):
     assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 1), images_for(model, 3))
 
 
-def test_a_folded_model_is_exported_with_its_constants():
-    model = graticule.fold(build("ViT, DeiT", "learnable", "lape", depth=1).double().eval())
-    assert_any_batch_goes_in(model, "x", images_for(model, 2), images_for(model, 3))
-
-
 @pytest.mark.parametrize(("family", "encoding"), [("gMLP", "ggqpe"), ("GFNet", "global_filter")])
 def test_mixing_by_a_matrix_or_by_fourier_transforms_is_exported_too(family, encoding):
     model = build(family, encoding, num_blocks=1).double().eval()

@@ -39,11 +39,7 @@ def gmacs(model, size=224):
 @in_turn(
     ("name", "parameters", "macs"),
     [
-        ("posmlp_tiny_224", 20.9, 5.2),
-        ("posmlp_small_224", 37, 8.7),
-        ("posmlp_base_224", 82, 18.6),
-        ("posmlp_tiny_384", 21, 17.7),
-        ("gmlp_s16_224", 19.4, 4.42),
+        ("posmlp_tiny_384", 21, 17.7),  # tests/parity compares the others to the last parameter
         ("gmlp_b16_224", 73, 15.8),
     ],
 )

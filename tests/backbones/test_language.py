@@ -277,18 +277,13 @@ def test_at_temperature_zero_every_token_is_the_likeliest():
         tokens = torch.cat([tokens, token[:, None]], 1)
 
 
-def test_tokens_are_drawn_as_often_as_the_softmax_says():
-    logits = torch.randn(5)
-    for temperature in (1.0, 0.5):
-        shares = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
-        assert_same(shares, (logits / temperature).softmax(-1), 0.01)
-
-
-def test_top_k_draws_among_the_k_likeliest_as_often_as_they_are_likely():
+def test_tokens_are_drawn_as_often_as_the_softmax_of_all_or_of_the_k_likeliest_says():
     logits = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0])
-    shares = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
-    likeliest = logits[[1, 3]].softmax(-1)
-    assert_same(shares, torch.tensor([0, likeliest[0], 0, likeliest[1], 0]), 0.01)
+    others = torch.tensor([True, False, True, False, True])  # than the two likeliest
+    for temperature, top_k in ((1.0, None), (0.5, None), (1.0, 2)):
+        draws = draw_token(logits.expand(40_000, -1), temperature, top_k, generator=seeded())
+        expected = logits.masked_fill(others, -torch.inf) if top_k else logits / temperature
+        assert_same(draws.bincount(minlength=5) / 40_000, expected.softmax(-1), 0.01)
     assert (draw_token(logits.expand(50, -1), top_k=1) == 1).all()
 
 

@@ -111,6 +111,7 @@ def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
         ("mixer_s16_224", {"encoding": "learnable"}, "give every layer of Mixer `mixing`"),
         ("resmlp_12_224", {"encoding": "sgu + ggqpe"}, "`mixing` must be given by one encoding at most"),
         ("mixer_s16_224", {"encoding": "sgu(layers=[1])"}, "give every layer of Mixer `mixing`"),
+        ("gfnet_ti_224", {"layer_scale": 0.1}, "`layer_scale` must be left out in GFNet"),
     ],
 )
 def test_invalid_arguments_are_refused(name, kwargs, message):
@@ -140,9 +141,3 @@ def test_gfnet_multiplies_the_frequencies_of_the_normalized_tokens_with_one_resi
         t = t + linear(F.gelu(linear(norm(y, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
     expected = linear(norm(t, "norm").mean(1), "head")
     assert_same(model(x), expected, 1e-12)
-
-
-def test_gfnet_refuses_a_layer_scale():
-    sizes = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 8, "num_blocks": 2}
-    with pytest.raises(ValueError, match="`layer_scale` must be left out in GFNet"):
-        graticule.create_model("gfnet_ti_224", **sizes, layer_scale=0.1)

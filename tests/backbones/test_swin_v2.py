@@ -11,6 +11,7 @@ import graticule
 from graticule import Grid, LayerPosition, published_state_dict
 from graticule.backbones.swin_v2 import CosineWindowAttention
 from graticule.position.windows import Windows
+from in_turn import refusals
 from tiny import assert_same, draw, images
 
 SIZE = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "num_classes": 5}
@@ -116,8 +117,8 @@ def test_blocks_start_as_the_identity():
     assert torch.equal(model.layers[0].blocks[1](x, model.position(model.grid)[1], *model.where(0, model.grid)[1]), x)
 
 
-def test_windows_of_a_pretraining_without_a_bias_that_knows_them_are_refused():
-    with pytest.raises(ValueError, match="`pretrained_window_sizes` must be left out without the encoding"):
-        graticule.create_model("swinv2_tiny_window8_256", **SIZE, encoding="rope", pretrained_window_sizes=(4, 4))
-    with pytest.raises(ValueError, match="must have a positive value for each of the 2 stages, got"):
-        graticule.create_model("swinv2_tiny_window8_256", **SIZE, pretrained_window_sizes=(4,))
+test_windows_of_a_pretraining_without_a_bias_that_knows_them_are_refused = refusals(
+    ({"encoding": "rope", "pretrained_window_sizes": (4, 4)}, "`pretrained_window_sizes` must be left out without the"),
+    ({"pretrained_window_sizes": (4,)}, "must have a positive value for each of the 2 stages, got"),
+    call=lambda kwargs: graticule.create_model("swinv2_tiny_window8_256", **SIZE, **kwargs),
+)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from graticule import Grid
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
-from in_turn import in_turn
+from in_turn import refusals
 from tiny import assert_same
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -34,17 +34,15 @@ def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
     assert torch.equal(kind(short, 8)(long)[:5], kind(long, 8)(short))
 
 
-@in_turn(
-    ("kind", "dim", "rule"),
-    [
-        (Sinusoidal1d, 5, "`dim` must be a multiple of 2 .*got 5"),
-        (Sinusoidal2d, 6, "`dim` must be a multiple of 4 .*got 6"),
-        (Learnable, 0, "`dim` must be at least 1, got 0"),
-    ],
+SPREAD = r"`spread` must be positive, and the grid must have two patches or more, got"
+test_a_dim_that_the_formula_cannot_fill_and_a_spread_that_no_factor_gives_are_refused = refusals(
+    (lambda: Sinusoidal1d(Grid(3, 5), 5), "`dim` must be a multiple of 2 .*got 5"),
+    (lambda: Sinusoidal2d(Grid(3, 5), 6), "`dim` must be a multiple of 4 .*got 6"),
+    (lambda: Learnable(Grid(3, 5), 0), "`dim` must be at least 1, got 0"),
+    (lambda: Sinusoidal2d(Grid(3, 5), 16, spread=0.0), SPREAD),
+    (lambda: Sinusoidal2d(Grid(3, 5), 16, spread=-1.0), SPREAD),
+    (lambda: Sinusoidal2d(Grid(1, 1, prefix=1), 16, spread=1.0), SPREAD),
 )
-def test_a_dim_that_the_formula_cannot_fill_is_refused(kind, dim, rule):
-    with pytest.raises(ValueError, match=rule):
-        kind(Grid(3, 5), dim)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +86,3 @@ def test_spread_is_the_deviation_of_patches_from_their_mean_and_one_factor_on_ev
     torch.testing.assert_close(scaled(other), plain(other) * scaled.factor)
     with torch.device("meta"):
         assert make(grid, 16, spread=0.7).factor == scaled.factor
-
-
-@pytest.mark.parametrize(("grid", "spread"), [(Grid(3, 5), 0.0), (Grid(3, 5), -1.0), (Grid(1, 1, prefix=1), 1.0)])
-def test_a_spread_that_no_factor_gives_is_refused(grid, spread):
-    with pytest.raises(ValueError, match=r"`spread` must be positive, and the grid must have two patches or more, got"):
-        Sinusoidal2d(grid, 16, spread=spread)

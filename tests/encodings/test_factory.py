@@ -1,6 +1,5 @@
 """Names are built into modules: valid pairs, numbers of parameters, and refusals."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 import graticule
 from graticule import Grid, build_position, encodings
-from graticule.encodings.conditional import BeforeProjections, ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
 from graticule.encodings.forms.mixing import TokenMixing
@@ -20,7 +19,7 @@ from graticule.encodings.sinusoidal import Sinusoidal2d
 from graticule.position.displacement import TokenMlp
 from graticule.position.joining import JOININGS, Lape, Unshared
 from graticule.position.position import ENCODINGS, NoPosition
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import DEPTH, DIM, TOKENS, count, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
@@ -80,8 +79,7 @@ def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
     assert ours and all(getattr(encodings, kind.__name__) is kind for kind in ours)
     assert {kind.__name__ for kind in ours} <= set(encodings.__all__)
     assert graticule.list_encodings() == list(ENCODINGS) and graticule.list_joinings() == list(JOININGS)
-    assert graticule.list_decompositions()[0] == "w"
-    assert graticule.list_decompositions()[-1] == "layer_norm"
+    assert [graticule.list_decompositions()[at] for at in (0, -1)] == ["w", "layer_norm"]
 
 
 def test_names_become_the_classes_of_their_names():
@@ -142,7 +140,7 @@ def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
         assert position.bias.abs().max() < 0.2  # as drawn: not normalized
 
 
-REFUSED = [
+test_invalid_arguments_are_refused_by_name = refusals(
     ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'"),
     ({"encoding": "sinusoidal"}, r"got 'sinusoidal'; did you mean 'sinusoidal_\dd' or 'sinusoidal_\dd'"),
     ({"encoding": "learnable+relatve_bias"}, r"got 'relatve_bias'; did you mean 'relative_bias'"),
@@ -190,46 +188,14 @@ REFUSED = [
     ({"encoding": "learnable(std=-0.1)"}, r"`std` must be at least 0, got -0.1"),
     ({"encoding": "learnable(std=1e999)"}, r"`std` must be finite, got inf"),
     ({"encoding": "learnable(std='1')"}, r"`std` of encoding learnable .*got '1'"),
-]
-
-
-def test_invalid_arguments_are_refused_by_name():
-    for kwargs, message in REFUSED:
-        try:
-            build(**kwargs)
-        except ValueError as error:
-            assert re.search(message, str(error)), (kwargs, str(error))
-        else:
-            raise AssertionError(f"{kwargs} must be refused")
-
-
-def test_as_many_encodings_as_the_joining_takes():
-    with pytest.raises(ValueError, match="`encodings` must be as many as Unshared takes, 3, got 1"):
-        JoinedPosition([Learnable(GRID, 24)], Unshared(3))
-    with pytest.raises(ValueError, match="`biases` must be from 1 to 3, one per layer, got 4"):
-        BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
-
-
-@in_turn(
-    ("form", "shows"),
-    [
-        ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
-        ({"kernel": 7}, lambda p: p.pegs["0"].proj[0].kernel_size == (7, 7)),
-        ({"convolution": "separable"}, lambda p: [c.kernel_size for c in p.pegs["0"].proj] == [(3, 3), (1, 1)]),
-        ({"convolution": "dense"}, lambda p: p.pegs["0"].proj[0].groups == 1),
-        ({"layers": 2}, lambda p: len(p.pegs["0"].proj) == 6),
-        ({"padding": "circular"}, lambda p: p.pegs["0"].proj[0].padding_mode == "circular"),
-        ({"padding": "none"}, lambda p: p.pegs["0"].margin == 1),
-        ({"bias": False}, lambda p: p.pegs["0"].proj[0].bias is None),
-        ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
-        ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
-    ],
+    call=lambda kwargs: build(**kwargs),
 )
-def test_every_option_of_a_peg_has_its_effect(form, shows):
-    plain = build("peg")
-    assert shows(build(spec("peg", **form)))
-    assert shows(build(Peg.options(**form)))  # the text and the Python object are equivalent
-    assert not shows(plain)
+
+
+test_other_numbers_of_encodings_than_the_joining_takes_are_refused = refusals(
+    (lambda: JoinedPosition([Learnable(GRID, 24)], Unshared(3)), "`encodings` must be as many as Unshared .* 3, got 1"),
+    (lambda: BiasPosition([RelativeBias(GRID, 3)] * 4, 3), "`biases` must be from 1 to 3, one per layer, got 4"),
+)
 
 
 _DIFFERENT = r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"
@@ -284,12 +250,6 @@ def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(con
         for field, value in zip(mine._fields, mine, strict=True):
             told = getattr(single, field) is not None or getattr(joined, field) is not None
             assert (value is not None) == told, (layer, field)
-
-
-def test_joined_layers_are_those_of_the_table_beside_a_peg():
-    positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
-    assert [position.after_norm is not None for position in positions] == [True, False, False]
-    assert [position.map_after is not None for position in positions] == [True] * 3
 
 
 def test_lape_normalizes_a_relative_bias_beside_a_peg():

@@ -229,11 +229,6 @@ def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
     assert layer.logit_scale.grad.all()
 
 
-def test_cosine_attention_with_a_scale_is_refused():
-    with pytest.raises(ValueError, match="`scale` must be left out with `cosine`"):
-        Attention(DIM, HEADS, scale=1.0, cosine=True)
-
-
 def buckets(method, dy, dx, ratio):
     middle = int(2 * ratio)
     if method == "product":

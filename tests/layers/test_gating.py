@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
+from graticule.layers.gating import GatingUnit, mix_tokens
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
@@ -58,13 +58,6 @@ def test_the_halves_come_together_as_figure_3_draws_them(norm):
         unit = GatingUnit(8, norm, combine).double()
         assert_same(unit(x, position), output, 1e-12)
         assert unit.out_dim == output.shape[-1]
-
-
-def test_a_block_counts_what_the_appendix_counts():
-    """1.5 gamma d^2 + (gamma + 1) d, without norms."""
-    d, gamma = 12, 4
-    linear = [m for m in GatedBlock(d, gamma, None).modules() if isinstance(m, nn.Linear)]
-    assert sum(p.numel() for m in linear for p in m.parameters()) == 1.5 * gamma * d * d + (gamma + 1) * d
 
 
 test_invalid_arguments_are_refused = refusals(

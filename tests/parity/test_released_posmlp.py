@@ -130,27 +130,6 @@ def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row
         assert abs(reported - float(printed)) < (0.05 if len(printed.partition(".")[2]) == 1 else 0.02)
 
 
-@pytest.mark.parametrize(("encoding", "extra"), [("sgu", 0), ("glrpe", 1), ("ggqpe", 5)])
-def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
-    """Omega = 3/2 gamma d^2 N + 1/2 gamma d N^2, and s N^2 (a look-up, no product) or 5 s N^2 for the weights."""
-    d, gamma, s, n = 16, 3, 4, 25
-    sizes = {"img_size": 40, "patch_size": 8, "embed_dim": d, "mlp_ratio": gamma, "groups": s, "num_classes": 0}
-    with without_memory():
-        shallow, deep = (
-            graticule.create_model(GMLP, encoding=encoding, num_blocks=blocks, gate_norm=False, **sizes).eval()
-            for blocks in (1, 2)
-        )
-    products = []
-    for model in (shallow, deep):
-        with FlopCounterMode(display=False) as counter:
-            model(torch.zeros(1, 3, 40, 40, device="meta"))
-        products.append(counter.get_total_flops() // 2 + of_logits(model))
-    forms = 8 * s if encoding == "ggqpe" else 0  # Gamma Gamma^T, which the appendix leaves out
-    looked_up = s * n**2 if encoding == "glrpe" else 0
-    omega = 3 * gamma * d * d * n // 2 + gamma * d * n * n // 2 + extra * s * n**2
-    assert products[1] - products[0] == omega + forms - looked_up
-
-
 def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
     tensors = load_file(GOLDEN / "posmlp_pyramid.safetensors")
     weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
@@ -179,17 +158,6 @@ def test_released_names_and_layout_round_trip(encoding, combine):
     assert not [name for name in state if name.startswith(("blocks.", "downsamples.", "position."))]
     other.load_state_dict(state, strict=True)
     assert holds(other, model.state_dict())
-
-
-def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
-    sizes = {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "groups": (2, 4), "mlp_ratios": (2, 2)}
-    small, large = (
-        graticule.create_model(TINY, encoding="glrpe", windows=windows, **sizes) for windows in ((4, 4), (8, 4))
-    )
-    state = published_state_dict(draw(small))
-    large.load_state_dict(state, strict=True)
-    small.set_input_size(windows=(8, 4))
-    assert holds(large, small.state_dict())
 
 
 def drawn_encodings(name, **kwargs):

@@ -17,6 +17,7 @@ from tiny import assert_same, draw_double
 
 GRID = Grid(3, 5, prefix=1)
 DIM = 6
+assert_near = partial(assert_same, atol=1e-12)
 FIELDS = ("added_to_stream", "after_norm", "bias", "rotary", "map_before", "inputs", "map_after")
 
 
@@ -30,10 +31,6 @@ def peg(**kwargs):
 
 def fields_of(position):
     return [field for field in FIELDS if getattr(position, field) is not None]
-
-
-def assert_near(actual, expected, atol=1e-12):
-    assert_same(actual, expected, atol)
 
 
 def test_a_table_is_added_before_a_function_acts_and_what_acts_after_a_layer_does_not_act_before_it():
