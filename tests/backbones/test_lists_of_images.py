@@ -1,11 +1,14 @@
-"""Lists of images of any sizes: each output equals that of the image alone."""
+"""Lists of images of any sizes, and some of the patches of an image: as each image, or all patches, alone."""
+
+import re
 
 import pytest
+import timm
 import torch
 
 import graticule
 from graticule import Crop
-from tiny import assert_same
+from tiny import DIM, assert_same, images, spec, tiny
 
 
 def build(name="vit_tiny_patch16_224", **kwargs):
@@ -65,7 +68,7 @@ def test_both_classifiers_of_a_distilled_model_keep_the_order():
 def test_lists_that_cannot_be_computed_are_refused():
     model, unpooled = build().eval(), build(global_pool="", num_classes=0).eval()
     crop = Crop((8, 8), (0, 0, 4, 4))
-    for refusing, images, crops, message in [
+    for refusing, batch, crops, message in [
         (model, [], None, "`x` must have at least one image"),
         (model, IMAGES, [crop], "`crop` one entry per image, got 5 images and 1 crops"),
         (model, [IMAGES[0][None]], None, r"`x` must be a list of images of \(channels, height, width\)"),
@@ -74,4 +77,83 @@ def test_lists_that_cannot_be_computed_are_refused():
         (unpooled, IMAGES, None, "`global_pool` must not be ''"),
     ]:
         with pytest.raises(ValueError, match=message):
-            refusing(images, crop=crops)
+            refusing(batch, crop=crops)
+
+
+#: Encodings of each kind of field: added tokens, beside each layer, bias, rotation, terms of queries.
+FIELDS = [("learnable", "default"), ("learnable", "lape"), ("relative_bias", "default"), ("rope", "default")]
+FIELDS += [("shaw", "default"), ("alibi", "default"), ("learnable", "queries_keys"), ("fire", "default")]
+
+
+@pytest.mark.parametrize(("encoding", "joining"), FIELDS, ids=" ".join)
+def test_all_patches_in_any_order_give_the_output_of_the_image(encoding, joining):
+    model = tiny(encoding=spec(encoding), joining=joining).double().eval()
+    x = images().double()
+    expected = model(x)
+    assert_same(model(x, keep=torch.arange(16)), expected, 1e-12)
+    assert_same(model(x, keep=torch.randperm(16)), expected, 1e-12)
+
+
+@pytest.mark.parametrize(("encoding", "joining"), FIELDS, ids=" ".join)
+def test_other_patches_of_each_image_give_the_same_as_each_image_alone(encoding, joining):
+    model = tiny(encoding=spec(encoding), joining=joining).double().eval()
+    x = images().double()
+    keep = torch.stack([torch.randperm(16)[:5] for _ in x])
+    together = model.forward_features(x, keep=keep)
+    assert together.shape == (len(x), 6, DIM)  # with the class token
+    alone = torch.cat([model.forward_features(image[None], keep=index) for image, index in zip(x, keep, strict=True)])
+    assert_same(together, alone, 1e-12)
+
+
+def test_patches_that_are_left_out_have_no_influence():
+    model = tiny(encoding="rope").double().eval()
+    x, keep = images().double().requires_grad_(), torch.tensor([1, 2, 7])
+    model(x, keep=keep).sum().backward()
+    seen = x.grad.abs().sum((0, 1)).unflatten(0, (4, 8)).unflatten(2, (4, 8)).sum((1, 3)).flatten() > 0
+    assert torch.equal(seen.nonzero().flatten(), keep)
+
+
+def test_a_crop_of_a_larger_image_can_be_reduced_too():
+    model = tiny(encoding="sinusoidal_2d").double().eval()
+    x, crop = images().double(), graticule.Crop((9, 11), (2, 3, 4, 4))
+    assert_same(model(x, crop, torch.arange(16)), model(x, crop), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_rope_224"])
+def test_patch_dropout_equals_timm(name):
+    size = {"img_size": 56} if "14" in name else {"img_size": 64}
+    reference = timm.create_model(name, **size, depth=2, patch_drop_rate=0.5, num_classes=5).double().train()
+    ours = graticule.convert(reference).train()
+    x = torch.randn(3, 3, *size.values(), *size.values(), dtype=torch.float64)
+    outputs = []
+    for model in (reference, ours):
+        torch.manual_seed(7)
+        outputs.append(model(x))
+        model.eval()
+        outputs.append(model(x))
+        model.train()
+    assert_same(outputs[2], outputs[0], 1e-9)
+    assert_same(outputs[3], outputs[1], 1e-9)
+    assert not torch.allclose(outputs[0], outputs[1])
+    back = graticule.to_timm(ours)
+    assert all(torch.equal(value, reference.state_dict()[key]) for key, value in back.state_dict().items())
+
+
+def test_wrong_subsets_and_whole_grids_are_refused():
+    model, x = tiny(), images()
+    peg = tiny(encoding="peg + learnable")
+    swin = graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1, 1, 1))
+    for call, message in (
+        (lambda: model(x, keep=torch.tensor([0, 16])), "`keep` must be indices of 16 patches, from 0, got 0 to 16."),
+        (lambda: model(x, keep=torch.tensor([-1, 3])), "got -1 to 3"),
+        (lambda: model(x, keep=torch.zeros(0, dtype=torch.long)), "`keep` must have at least one patch, got none"),
+        (lambda: model(x, keep=torch.tensor([3, 3])), "each token at most once"),
+        (lambda: model(x, keep=torch.zeros(5, 1, dtype=torch.long)), f"a row for each of the {len(x)} images, got 5."),
+        (lambda: model(x, keep=torch.tensor([0.5])), "int64"),
+        (lambda: model(list(x), keep=torch.tensor([0])), "`keep` must be None for a list of images"),
+        (lambda: peg(x, keep=torch.tensor([0])), "`map_after` must be None for a subset of the tokens"),
+        (lambda: swin(torch.randn(1, 3, 56, 56), keep=torch.tensor([0])), "its blocks need the whole grid"),
+        (lambda: tiny(patch_drop_rate=1.5), "`patch_drop_rate` must be"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()

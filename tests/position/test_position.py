@@ -1,6 +1,9 @@
-"""Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
+"""Functions of the tokens that layers get: their insert positions, merging, stages; and a new field in one line."""
 
+import importlib.util
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +13,11 @@ from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, Co
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
+from graticule.external.backbone_view import PatchPlaces
+from graticule.position import layer as fields
+from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
-from graticule.position.position import CombinedPosition
+from graticule.position.position import CombinedPosition, Position, check_fields
 from in_turn import in_turn
 from tiny import assert_same, draw_double
 
@@ -209,3 +215,53 @@ def test_a_stage_fits_its_own_tables():
     value = torch.randn(1, 16, 8, dtype=torch.float64)  # 4 x 4, for the second stage's 2 x 4
     fitted = position.fit("stages.1.encodings.0.pos_embed", value)
     assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
+
+
+LAST = "    spatial_bias: Annotated[Tensor | None, SPATIAL] = None\n"
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Return `LayerPosition` with a field more, `toy`, which is one line of its file."""
+    spec = importlib.util.spec_from_loader("toy_layer", None)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "toy_layer", module)
+    source = Path(fields.__file__).read_text()
+    assert source.count(LAST) == 1
+    exec(source.replace(LAST, LAST + LAST.replace("spatial_bias", "toy").replace("SPATIAL", "SCALE")), module.__dict__)
+    assert (*fields.OF_PAIRS, "toy") == module.OF_PAIRS
+    return module.LayerPosition
+
+
+class OfRows(Position):
+    """Gives one layer the field `toy`."""
+
+    def __init__(self, kind, grid):
+        super().__init__()
+        self.kind, self.table = kind, torch.nn.Parameter(torch.rand(grid.tokens))
+
+    def forward(self, grid):
+        return [self.kind(toy=2 * self.table)]
+
+    def set_grid(self, grid):
+        pass
+
+
+def test_a_new_field_is_one_line(toy):
+    grid, index = Grid(2, 4), torch.tensor([3, 2, 1, 0, 7, 6, 5, 4])
+    rows = torch.rand(3, grid.tokens)
+    position = toy(toy=rows)
+    assert torch.equal(position.part(2, 5).toy, rows[:, 2:5])
+    assert torch.equal(position.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
+    assert torch.equal(position.merge(position).toy, rows * rows) and position.merge(toy()).toy is rows
+    assert torch.equal(position.take(PatchPlaces(index, grid)).toy, rows[:, index])
+    with pytest.raises(ValueError, match="gives layer 0 `toy`"):
+        check_fields([position], {"added_to_stream"}, set(), "Family")
+
+
+def test_a_new_field_is_folded(toy):
+    grid = Grid(2, 3)
+    position = OfRows(toy, grid)
+    folded = FoldedPosition(position, grid).eval()
+    assert [name for name, _ in folded.named_buffers()] == ["layer0_toy"]
+    assert torch.equal(folded(grid)[0].toy, 2 * position.table)
