@@ -18,15 +18,8 @@ from tiny import draw, tiny
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
 PYRAMIDS = ("swin", "pvt")
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
-PVT = {
-    "img_size": 32,
-    "embed_dims": (8, 16),
-    "depths": (2, 1),
-    "num_heads": (1, 2),
-    "mlp_ratios": (2, 2),
-    "sr_ratios": (2, 1),
-    "num_classes": 5,
-}
+PVT = {"img_size": 32, "embed_dims": (8, 16), "depths": (2, 1), "num_heads": (1, 2), "num_classes": 5}
+PVT |= {"mlp_ratios": (2, 2), "sr_ratios": (2, 1)}
 
 
 def drawn(name, **kwargs):
@@ -120,17 +113,14 @@ def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
 
 
 @torch.no_grad()
-@in_turn("size", [32, (40, 24), (36, 28)])
+@in_turn("name", PYRAMIDS)
 @in_turn("joining", ["lape", "lape_sharing"])
-def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, size):
-    model = pyramid("swin", img_size=size, joining=joining)
-    w = table_of(model)
-    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+def test_layers_of_a_pyramid_with_lape_see_its_tables(joining, name):
+    model = pyramid(name, joining=joining)
+    *seen, last = (position.after_norm for position in model.position(model.grid))
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
-    progressive = layer_norm(w, norm) if joining == "lape" else w
-    assert_layers_see(first, layer_norm(w, norm), layer_norm(progressive, two))
-    last = layer_norm(progressive, two) if joining == "lape" else w
-    assert_layers_see(second, layer_norm(swin_merged(model, last, model.grid), three))
+    assert_layers_see(first, *seen)
+    assert_layers_see(second, last)
     assert (first.sources, second.sources) == (("after_norm", "after_norm"), ("after_norm",))
 
 
@@ -145,15 +135,6 @@ def test_every_stage_of_pvt_adds_a_table_to_the_embedded_one(global_pool):
     carried = pvt_merged(model, w, model.grid) + v[second.grid.prefix :]
     assert_layers_see(second, layer_norm(carried, model.blocks[1][0].norm1))
     assert first.initial is None and second.initial is None  # there are two tables
-
-
-@torch.no_grad()
-def test_lape_in_pvt_normalises_the_table_of_each_stage():
-    model = pyramid("pvt", joining="lape")
-    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
-    once = layer_norm(table_of(model, 0), norm)
-    assert_layers_see(position_correlations(model, stage=0), once, layer_norm(once, two))
-    assert_layers_see(position_correlations(model, stage=1), layer_norm(table_of(model, 1), three))
 
 
 ALL = {

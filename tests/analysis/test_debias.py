@@ -315,25 +315,26 @@ test_invalid_arguments_of_debias_are_refused = refusals(
 )
 
 
-def test_quantized_and_debiased_models_are_refused():
-    model = nn.Module()
-    model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    with pytest.raises(ValueError, match="must have weights in floating point, got a quantized one"):
-        graticule.debias(model, draw_images(12))
-    once = graticule.debias(Planted().eval(), draw_images(12))
-    with pytest.raises(ValueError, match=r"use model.backbone"):
-        graticule.debias(once, draw_images(12))
-
-
-def test_images_of_a_size_that_the_model_refuses_are_refused():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24, num_heads=3)
-    with pytest.raises(ValueError, match="`images` must have a size that the model takes, got 48 x 48"):
-        graticule.debias(model, tiny.images(48, 48, batch=9))
-
-
 def test_an_eraser_of_orthonormal_directions_is_a_projection():
     basis = torch.linalg.qr(torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
     mean, x = torch.arange(6.0, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
     eraser = Eraser(mean, basis, basis)
     torch.testing.assert_close((eraser(x) - mean) @ basis, torch.zeros(3, 2, dtype=torch.float64))
     torch.testing.assert_close(eraser(eraser(x)), eraser(x))
+
+
+def quantized():
+    model = nn.Module()
+    model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
+    return model
+
+
+test_models_that_cannot_be_debiased_are_refused = refusals(
+    (quantized, "must have weights in floating point, got a quantized one"),
+    (lambda: graticule.debias(Planted().eval(), draw_images(12)), "use model.backbone"),
+    call=lambda model: graticule.debias(model(), draw_images(12)),
+)
+test_images_of_a_size_that_the_model_refuses_are_refused = refusals(
+    (tiny.images(48, 48, batch=9), "`images` must have a size that the model takes, got 48 x 48"),
+    call=lambda images: graticule.debias(timm.create_model("vit_tiny_patch16_224", **tiny.SIZE), images),
+)

@@ -8,6 +8,7 @@ import graticule
 from graticule.analysis import pooled_features, probe_classes
 from graticule.analysis.probe import PositionSums, labels_of
 from graticule.position.grid import Grid
+from in_turn import refusals
 from tiny import assert_same
 
 GRID = Grid(5, 7)
@@ -84,13 +85,15 @@ def test_the_removal_in_two_channels_is_the_one_by_hand():
     assert_same(erased[..., 2:], features[..., 2:], 1e-9)
 
 
-def test_an_axis_of_one_patch_has_no_score_and_too_few_images_are_refused():
+def test_an_axis_of_one_patch_has_no_score():
     probe = PositionSums(Grid(1, 6), 3, folds=2).add(torch.randn(4, 6, 3)).probe()
     assert np.isnan(probe.mean[0]) and np.isfinite(probe.mean[1])
-    with pytest.raises(ValueError, match="`images` must be at least as many as folds, 5, got 4"):
-        sums(noise(4)).probe()
-    with pytest.raises(ValueError, match="`folds` must be at least 2, got 1"):
-        PositionSums(GRID, 3, folds=1)
+
+
+test_too_few_images_and_folds_are_refused = refusals(
+    (lambda: sums(noise(4)).probe(), "`images` must be at least as many as folds, 5, got 4"),
+    (lambda: PositionSums(GRID, 3, folds=1), "`folds` must be at least 2, got 1"),
+)
 
 
 def blobs(distance, seed=0):
@@ -131,17 +134,14 @@ def test_features_are_the_input_of_the_classifier():
     assert torch.equal(classes, labels)
 
 
-def test_bad_input_is_refused():
-    features, labels = blobs(1.0)
-    for arguments, message in (
-        ((features[:4], labels[:4]), "at least 10 images"),
-        ((features, labels[:5]), "with n labels"),
-        ((features, 0 * labels), "`labels` must be of two classes or more"),
-        ((features, labels - 1), "from 0"),
-        ((torch.ones(200, 6), labels), "`features` must be finite and must differ between images"),
-        ((features * float("nan"), labels), "`features` must be finite"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            probe_classes(*arguments)
-    with pytest.raises(ValueError, match="`probe` must be one of knn, ridge"):
-        probe_classes(features, labels, "mean")
+FEATURES, LABELS = blobs(1.0)
+test_bad_input_is_refused = refusals(
+    ((FEATURES[:4], LABELS[:4]), "at least 10 images"),
+    ((FEATURES, LABELS[:5]), "with n labels"),
+    ((FEATURES, 0 * LABELS), "`labels` must be of two classes or more"),
+    ((FEATURES, LABELS - 1), "from 0"),
+    ((torch.ones(200, 6), LABELS), "`features` must be finite and must differ between images"),
+    ((FEATURES * float("nan"), LABELS), "`features` must be finite"),
+    ((FEATURES, LABELS, "mean"), "`probe` must be one of knn, ridge"),
+    call=lambda arguments: probe_classes(*arguments),
+)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import graticule
+from graticule import LayerPosition
 from in_turn import in_turn, refusals
 from tiny import SIZE, draw, full_size, images
 
@@ -33,12 +34,8 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     assert (convolution.kernel_size, convolution.padding_mode) == ((3, 3), "zeros")
     assert convolution.groups == convolution.out_channels == model.embed_dim
     assert convolution.bias is not None
-    positions = model.position(model.grid)
-    assert [position.map_after is not None for position in positions] == [True] + [False] * 11
-    assert all(
-        position.added_to_stream is position.after_norm is position.bias is position.map_before is None
-        for position in positions
-    )
+    first, *others = model.position(model.grid)
+    assert first == LayerPosition(map_after=first.map_after) and others == [LayerPosition()] * 11
 
 
 def test_a_gap_model_has_no_class_token_and_its_norm_before_the_pooling():

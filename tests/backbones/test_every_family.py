@@ -29,7 +29,7 @@ from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
 from graticule.surgery.change import change_position
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import GATED, SMALL, THREE, assert_same, build, count, draw, families, images_for, shallow, three_families
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
@@ -48,27 +48,13 @@ OF_ATTENTION = [
     ("peg+learnable", "unshared"),
 ]
 #: The same for families that differ from the first only in their stem, head or block.
-OF_RELATIVES = [
-    (None, "default"),
-    ("sinusoidal_2d", "lape"),
-    ("learnable+relative_bias", "shared"),
-    ("rope+shaw", "default"),
-]
-OF_GATES = [
-    (None, "default"),
-    ("learnable+lrpe_m", "shared"),
-    ("peg+sgu", "default"),
-    ("sinusoidal_2d+gqpe", "default"),
-]
+OWN = (None, "default")
+OF_RELATIVES = [OWN, ("sinusoidal_2d", "lape"), ("learnable+relative_bias", "shared"), ("rope+shaw", "default")]
+OF_GATES = [OWN, ("learnable+lrpe_m", "shared"), ("peg+sgu", "default"), ("sinusoidal_2d+gqpe", "default")]
 OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
 CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)
-CHOICES |= {
-    "PVT": OF_PVT,
-    "Twins-SVT": [(None, "default"), ("sinusoidal_2d", "lape")],
-    "ViT, DeiT": OF_ATTENTION,
-    "Swin": OF_ATTENTION,
-    "CeiT": OF_ATTENTION,
-}
+CHOICES |= {"PVT": OF_PVT, "Twins-SVT": OF_RELATIVES[:2]}
+CHOICES |= dict.fromkeys(("ViT, DeiT", "Swin", "CeiT"), OF_ATTENTION)
 
 
 def every(test: Any) -> Any:
@@ -370,33 +356,23 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, 
             create(known, **sizes, **{misspelt: 1})
 
 
-@in_turn(
-    ("function", "why"),
-    [
-        (lambda model, x: attention_maps(model, x), "`model` must take images, got LanguageModel"),
-        (lambda model, x: mixing_maps(model), "`model` must mix its tokens by position"),
-        (lambda model, x: translation_error(model, x), "`model` must take images, got LanguageModel"),
-        (lambda model, x: position_correlations(model, 32), "`img_size` must be left out with a language model"),
-        (lambda model, x: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
-    ],
+X = torch.zeros(2, 3, 32, 32)
+test_a_language_model_is_refused_where_images_are_looked_at = refusals(
+    (lambda model: attention_maps(model, X), "`model` must take images, got LanguageModel"),
+    (mixing_maps, "`model` must mix its tokens by position"),
+    (lambda model: translation_error(model, X), "`model` must take images, got LanguageModel"),
+    (lambda model: position_correlations(model, 32), "`img_size` must be left out with a language model"),
+    (lambda model: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
+    call=lambda function: function(graticule.create_language_model("lm_nano", 11, context=8, depth=2)),
 )
-def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
-    model = graticule.create_language_model("lm_nano", 11, context=8, depth=2)
-    with pytest.raises(ValueError, match=why):
-        function(model, torch.zeros(2, 3, 32, 32))
-
-
-def test_a_module_that_is_no_backbone_is_refused_by_name():
-    x = torch.zeros(2, 3, 32, 32)
-    for function in (
-        lambda model: attention_maps(model, x),
-        lambda model: translation_error(model, x),
-        mixing_maps,
-        position_correlations,
-        graticule.fold,
-        lambda model: graticule.transfer(model, {}),
-        lambda model: graticule.load_checkpoint(model, "weights.safetensors"),
-        graticule.published_state_dict,
-    ):
-        with pytest.raises(ValueError, match=r"`model` must .*got Linear|refused by Linear"):
-            function(nn.Linear(2, 2))
+test_a_module_that_is_no_backbone_is_refused_by_name = refusals(
+    *(
+        (function, r"`model` must .*got Linear|refused by Linear")
+        for function in (
+            *(mixing_maps, position_correlations, graticule.fold, graticule.published_state_dict),
+            *(lambda model: attention_maps(model, X), lambda model: translation_error(model, X)),
+            *(lambda model: graticule.transfer(model, {}), lambda model: graticule.load_checkpoint(model, "a.pt")),
+        )
+    ),
+    call=lambda function: function(nn.Linear(2, 2)),
+)

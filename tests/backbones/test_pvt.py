@@ -38,21 +38,14 @@ def wide(*size, **kwargs):
     return images(*(size or (64, 64)), dtype=torch.float64, **kwargs)
 
 
-@in_turn(
-    ("kwargs", "field"),
-    [
-        ({"encoding": "relative_bias"}, "layer 0 `bias`"),
-        ({"encoding": "learnable+relative_bias"}, "layer 0 `bias`"),
-        ({"encoding": "shaw"}, "layer 0 `bias`"),
-        ({"encoding": "convolutional_projection"}, "layer 1 `inputs`"),
-        ({"encoding": "convolutional_projection(places=-1)"}, "layer 0 `inputs`"),
-        ({"encoding": "peg(acts_on='queries_keys')"}, "layer 1 `inputs`"),
-    ],
+GOT = "`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives"
+test_an_encoding_that_acts_inside_attention_is_refused_by_name = refusals(
+    *((encoding, f"{GOT} layer 0 `bias`") for encoding in ("relative_bias", "learnable+relative_bias", "shaw")),
+    ("convolutional_projection", f"{GOT} layer 1 `inputs`"),
+    ("convolutional_projection(places=-1)", f"{GOT} layer 0 `inputs`"),
+    ("peg(acts_on='queries_keys')", f"{GOT} layer 1 `inputs`"),
+    call=lambda encoding: pvt(depths=[2, 2, 2, 2], encoding=encoding),
 )
-def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, field):
-    message = f"`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives {field}"
-    with pytest.raises(ValueError, match=message):
-        pvt(depths=[2, 2, 2, 2], **kwargs)
 
 
 test_invalid_arguments_are_refused_by_name = refusals(

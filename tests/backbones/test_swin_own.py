@@ -32,19 +32,9 @@ BUILT = {
     "16 x 64, window 5": ({**TWO, "img_size": (16, 64), "window_size": 5}, [(16, 64), (64, 16), (60, 60)]),
 }
 JOININGS = [
-    ("learnable", "default"),
-    ("learnable", "shared"),
-    ("learnable", "unshared"),
-    ("learnable", "lape_sharing"),
-    ("learnable", "lape"),
-    ("sinusoidal_2d", "lape"),
-    ("learnable+relative_bias", "default"),
-    ("learnable+relative_bias", "lape"),
-    ("relative_bias", "default"),
-    ("relative_bias", "lape"),
-    ("rope", "default"),
-    ("relative_bias+peg", "default"),
-    ("none", "default"),
+    *(("learnable", joining) for joining in ("default", "shared", "unshared", "lape_sharing", "lape")),
+    *((encoding, "lape") for encoding in ("sinusoidal_2d", "learnable+relative_bias", "relative_bias")),
+    *((e, "default") for e in ("learnable+relative_bias", "relative_bias", "rope", "relative_bias+peg", "none")),
 ]
 #: Joinings that pass a table to every layer, through the patch merging.
 MERGED = [(e, j) for e, j in JOININGS if "learnable" in e and j in ("shared", "lape_sharing", "lape")]
@@ -269,19 +259,3 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
         if name in pegs:
             value.zero_()
     assert_same(model(x), plain(x))
-
-
-@torch.no_grad()
-def test_tables_of_window_7_are_resampled_for_window_12_as_in_microsofts_code():
-    sizes = {"depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16}
-    small = draw(graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, **sizes))
-    large = graticule.create_model("swin_tiny_patch4_window7_224", img_size=96, window_size=12, **sizes)
-    state = published_state_dict(small)
-    large.load_state_dict(state)
-    small.set_input_size(96, 12)
-    for model in (small, large):
-        for name, table in published_state_dict(model).items():
-            if name.endswith("relative_position_bias_table"):
-                maps = state[name].T.reshape(1, -1, 13, 13)
-                expected = F.interpolate(maps, (23, 23), mode="bicubic").view(-1, 23 * 23).T
-                assert_same(table, expected, 1e-6)

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 import graticule
-from graticule import Grid
+from graticule import Grid, LayerPosition, fold
 from graticule.encodings.build import build_position
+from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.gating import mix_tokens
 from in_turn import in_turn, refusals
-from tiny import assert_same, draw_double
+from tiny import assert_same, draw, draw_double, gradients
 
 GRIDS = [Grid(3, 4), Grid(1, 5), Grid(6, 2), Grid(5, 5)]
 FORMS = ["alpha", "gamma", "gamma_gamma_t"]
@@ -252,4 +253,42 @@ test_invalid_arguments_are_refused = refusals(
     (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
     (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
     (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
+    (lambda: MixingPosition([]), "`encodings` must be one per layer, got none"),
+    (
+        lambda: LayerPosition(mixing=LearnableMixing(Grid(3, 4)).displacements(Grid(3, 4))).merge(
+            LayerPosition(mixing=torch.zeros(1, 12, 12))
+        ),
+        "`mixing` must be given by one encoding at most",
+    ),
 )
+
+
+@in_turn("encoding", BUILDERS)
+def test_no_index_of_all_pairs_is_held_or_made(encoding, monkeypatch):
+    """An index of 1,024 patches takes 8 MB, and longer to compute than the weights."""
+    made = MixingPosition([BUILDERS[encoding](Grid(4, 5)) for _ in range(2)])
+    assert not list(made.buffers())
+    with monkeypatch.context() as patch:
+        patch.setattr(Grid, "offsets", None)
+        patch.setattr(Grid, "offset_index", None)
+        assert len(made(Grid(4, 5))) == len(made(Grid(5, 6))) == 2
+
+
+GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 1, "groups": 4, "num_classes": 5}
+
+
+@pytest.mark.parametrize("encoding", [pytest.param("lrpe", marks=pytest.mark.slow), "ggqpe", "global_filter"])
+def test_a_whole_model_is_one_graph_with_the_same_gradients_and_is_exported(encoding):
+    model = draw(graticule.create_model("gmlp_s16_224", encoding=encoding, **GMLP)).double().eval()
+    x = torch.randn(2, 3, *model.img_size, dtype=torch.float64)
+    model(x).square().sum().backward()
+    eager = {key: gradient.clone() for key, gradient in gradients(model).items()}
+    model.zero_grad()
+    output = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    assert_same(output, model(x), 1e-12)
+    output.square().sum().backward()
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[key], rtol=1e-10, atol=1e-10, msg=key)
+    for exported in (model, fold(model)):
+        program = torch.export.export(exported, (x,)).module()
+        assert_same(program(x), exported(x), 1e-12)

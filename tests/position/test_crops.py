@@ -107,11 +107,8 @@ def model():
 
 def vit(encoding, **kwargs):
     torch.manual_seed(0)
-    sizes = {"embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5, "patch_size": 8}
-    model = graticule.create_model(
-        "vit_tiny_patch16_224", img_size=(32, 40), encoding=encoding, **{**sizes, **kwargs}
-    ).double()
-    return model.eval()
+    sizes = {"img_size": (32, 40), "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5, "patch_size": 8}
+    return graticule.create_model("vit_tiny_patch16_224", encoding=encoding, **{**sizes, **kwargs}).double().eval()
 
 
 IMAGES = torch.randn(2, 3, 24, 32, dtype=torch.float64)
@@ -164,16 +161,8 @@ def test_a_model_with_crops_compiles_as_one_graph():
 
 
 def test_a_pyramid_takes_a_crop():
-    torch.manual_seed(0)
-    pvt = graticule.create_model(
-        "pvt_tiny",
-        img_size=64,
-        num_classes=5,
-        encoding="sinusoidal_2d",
-        embed_dims=(8, 8, 16, 16),
-        depths=(1,) * 4,
-        num_heads=(1, 1, 1, 1),
-    ).eval()
+    sizes = {"img_size": 64, "num_classes": 5, "embed_dims": (8, 8, 16, 16), "depths": (1,) * 4, "num_heads": (1,) * 4}
+    pvt = graticule.create_model("pvt_tiny", encoding="sinusoidal_2d", **sizes).eval()
     image = torch.randn(1, 3, 64, 64)
     outputs = pvt(image, crop=Crop((32, 32), (16, 8, 16, 16)))
     assert outputs.shape == (1, 5)
@@ -189,9 +178,8 @@ def test_what_cannot_encode_a_crop_says_so():
             continue
         with pytest.raises(ValueError, match=f"`crop` must be left out with {encoding}|with B"):
             vit(encoding, patch_size=8)(IMAGES, crop=crop)
-    gmlp = graticule.create_model(
-        "gmlp_s16_224", img_size=(24, 32), patch_size=8, embed_dim=8, num_blocks=1, num_classes=2
-    ).double()
+    sizes = {"img_size": (24, 32), "patch_size": 8, "embed_dim": 8, "num_blocks": 1, "num_classes": 2}
+    gmlp = graticule.create_model("gmlp_s16_224", **sizes).double()
     for model, images, part, message in [
         (gmlp, IMAGES, crop, "`crop` must be left out"),
         (vit("relative_bias", joining="lape"), IMAGES, crop, "`crop` must be left out with NormalizedBias"),

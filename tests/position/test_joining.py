@@ -103,11 +103,9 @@ PARTS = [
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
     full, part = (
         build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))
-        .double()
-        .eval()
         for options in ({}, {"layers": SOME})
     )
-    draw_double(full)
+    draw_double(full), part.double().eval()
     values = full.state_dict()
     for name, value in part.state_dict().items():  # the part of every parameter for the joined layers
         (axis,) = [axis for axis, side in enumerate(value.shape) if side != values[name].shape[axis]] or [None]
