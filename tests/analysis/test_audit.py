@@ -73,8 +73,7 @@ def test_a_model_without_a_classifier_is_scored_by_leave_one_out_neighbors():
     """Images of a class have one content, which position shuffled or zeroed does not hide."""
     gallery = torch.tensor([[1.0, 0], [1, 0.1], [-1, 0], [-1, 0.1]])
     labels = torch.tensor([0, 0, 1, 1])
-    assert neighbors_right(gallery, gallery, labels).all()
-    assert not neighbors_right(gallery, -gallery, labels).any()
+    assert neighbors_right(gallery, gallery, labels).all() and not neighbors_right(gallery, -gallery, labels).any()
     model = tiny.draw(tiny.tiny("learnable", num_classes=0))
     contents = 3 * tiny.images(batch=2)
     classes = torch.arange(12) % 2

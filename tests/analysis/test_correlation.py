@@ -34,8 +34,7 @@ def patches(table, grid):
 
 def test_a_row_of_zeros_has_no_cosine():
     s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
-    assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
-    assert s[0, 2] == pytest.approx(0.5**0.5)
+    assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all() and s[0, 2] == pytest.approx(0.5**0.5)
 
 
 class QueriesKeys(graticule.Joining):
@@ -61,8 +60,7 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
 
 def test_reach_by_hand():
     line = Grid(1, 3)
-    assert reach(np.eye(3), line) == 0
-    assert reach(np.ones((3, 3)), line) == pytest.approx(8 / 9)
+    assert reach(np.eye(3), line) == 0 and reach(np.ones((3, 3)), line) == pytest.approx(8 / 9)
     s = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, -1.0], [0.0, -1.0, 1.0]])  # a negative cosine has no weight
     assert reach(s, line) == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
 
@@ -123,8 +121,7 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range_of_r
     size = correlations(*shares).reach_range
     assert correlations(*shares, untrained=[size / 2, size, 2 * size]).p_value == pytest.approx(3 / 4)
     beyond = correlations(*shares, untrained=[0.0] * 39)
-    assert beyond.p_value == pytest.approx(1 / 40)
-    assert "p = 0.025, 39 untrained models" in beyond.verdict
+    assert beyond.p_value == pytest.approx(1 / 40) and "p = 0.025, 39 untrained models" in beyond.verdict
     assert "rank correlation with depth +1.00" in beyond.verdict
     drowned = correlations(*shares, untrained=[1.0] * 39).verdict
     assert "within what untrained models show (p = 1)" in drowned and "rank correlation" not in drowned
@@ -141,8 +138,7 @@ def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     for layer, block in enumerate(model.blocks):
         seen = patches(torch.nn.functional.layer_norm(w, (64,), block.norm1.weight, block.norm1.bias, 1e-6), model.grid)
         np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen), atol=1e-5)
-    assert result.sources == ("stream",) * 6
-    assert result.similarity.dtype == np.float64
+    assert result.sources == ("stream",) * 6 and result.similarity.dtype == np.float64
     assert result.center_maps.shape == (6, *model.grid.shape)
     np.testing.assert_allclose(result.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
 
@@ -229,8 +225,7 @@ def test_layers_without_position_have_no_correlation():
     result = position_correlations(nano(joining="lape(layers=4)"))
     assert result.sources == ("after_norm",) * 4 + (None, None)
     assert np.isfinite(result.similarity[:4]).all() and np.isnan(result.similarity[4:]).all()
-    assert np.isfinite(result.reach[:4]).all() and np.isnan(result.reach[4:]).all()
-    assert np.isfinite(result.hierarchy)
+    assert np.isfinite(result.reach[:4]).all() and np.isnan(result.reach[4:]).all() and np.isfinite(result.hierarchy)
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)

@@ -103,8 +103,7 @@ def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
     model = pyramid("swin", img_size=size)
     w = table_of(model)
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
-    assert first.grid == model.grid
-    assert second.grid == Grid(-(-model.grid.height // 2), -(-model.grid.width // 2))
+    assert first.grid == model.grid and second.grid == Grid(-(-model.grid.height // 2), -(-model.grid.width // 2))
     assert_layers_see(first, *[layer_norm(w, block.norm1) for block in model.layers[0].blocks])
     assert_layers_see(second, layer_norm(swin_merged(model, w, model.grid), model.layers[1].blocks[0].norm1))
     assert (first.sources, second.sources) == (("stream", "stream"), ("stream",))

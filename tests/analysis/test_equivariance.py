@@ -85,8 +85,7 @@ def test_tokens_of_the_border_are_those_near_an_edge_before_or_after_the_shift()
     result = translation_error(Told(0.0), torch.randn(2, 1, 6, 6), [(1, 0), (0, 0 + 1)])
     # rows 0 and 5 are at an edge after the shift, row 1 came from one; so 3 x 6 and of the rest 2 columns of 3 rows
     per_shift = 3 * 6 + 2 * 3
-    assert result.counts[0][0] == 2 * per_shift
-    assert result.counts[0].sum() == 2 * 36
+    assert result.counts[0][0] == 2 * per_shift and result.counts[0].sum() == 2 * 36
 
 
 @pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_peg_gap"])

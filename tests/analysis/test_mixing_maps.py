@@ -237,8 +237,7 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
         assert ax.get_xlabel() == f"{height} × {width}, mean {layer.bias.mean():.2f}"
     (limits,) = {ax.images[0].get_clim() for ax in line}
     assert limits == (min(layer.bias.min() for layer in maps), max(layer.bias.max() for layer in maps))
-    assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits
-    assert figure.get_suptitle() == "a model"
+    assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits and figure.get_suptitle() == "a model"
 
 
 def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():

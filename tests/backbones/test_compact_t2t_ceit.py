@@ -170,8 +170,7 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     y = F.max_pool2d(F.conv2d(y, second.weight, padding=1).clamp(min=0), 3, 2, 1)
     assert y.shape == (2, 24, 6, 10)
     assert_same(model.patch_embed(x), y.flatten(2).transpose(1, 2))
-    assert model.grid_of(x) == Grid(6, 10)
-    assert model.feature_info[0]["reduction"] == 4
+    assert model.grid_of(x) == Grid(6, 10) and model.feature_info[0]["reduction"] == 4
     names = published_state_dict(model)
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
 

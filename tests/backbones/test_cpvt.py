@@ -32,8 +32,7 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     assert list(model.position.pegs) == ["0"]
     (convolution,) = model.position.pegs["0"].proj
     assert (convolution.kernel_size, convolution.padding_mode) == ((3, 3), "zeros")
-    assert convolution.groups == convolution.out_channels == model.embed_dim
-    assert convolution.bias is not None
+    assert convolution.groups == convolution.out_channels == model.embed_dim and convolution.bias is not None
     first, *others = model.position(model.grid)
     assert first == LayerPosition(map_after=first.map_after) and others == [LayerPosition()] * 11
 
@@ -41,8 +40,7 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
 def test_a_gap_model_has_no_class_token_and_its_norm_before_the_pooling():
     model = exact(GAP)
     assert (model.cls_token, model.num_prefix_tokens, model.global_pool) == (None, 0, "avg")
-    assert isinstance(model.norm, torch.nn.LayerNorm)
-    assert isinstance(model.fc_norm, torch.nn.Identity)
+    assert isinstance(model.norm, torch.nn.LayerNorm) and isinstance(model.fc_norm, torch.nn.Identity)
     x = wide(32, 32)
     after = F.layer_norm([t for t, _ in model.each_layer(x)][-1].mean(1), (24,), model.norm.weight, model.norm.bias)
     assert (model(x) - model.head(after)).abs().max() > 1e-3

@@ -70,8 +70,7 @@ def test_gmlp_starts_as_timms_does():
     model = graticule.create_model("gmlp_s16_224", num_blocks=1)
     state = graticule.published_state_dict(model)
     assert state["blocks.0.mlp_channels.gate.proj.weight"].std() < 2e-6
-    assert (state["blocks.0.mlp_channels.gate.proj.bias"] == 1).all()
-    assert not state["head.weight"].any()
+    assert (state["blocks.0.mlp_channels.gate.proj.bias"] == 1).all() and not state["head.weight"].any()
 
 
 @in_turn("encoding", ["none", "learnable", "peg"])

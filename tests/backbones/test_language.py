@@ -64,8 +64,7 @@ def test_changing_a_token_changes_no_logit_before_it(encoding, joining):
         other = tokens.clone()
         other[:, n] = (other[:, n] + 1) % WORDS
         after = model(other)
-        assert torch.equal(after[:, :n], before[:, :n])
-        assert ((after - before)[:, n:].abs().amax(-1) > 1e-9).all()
+        assert torch.equal(after[:, :n], before[:, :n]) and ((after - before)[:, n:].abs().amax(-1) > 1e-9).all()
 
 
 @every
@@ -127,8 +126,7 @@ def test_it_folds_into_constants_and_back(encoding, joining):
     model, tokens = drawn(encoding, joining), texts()
     before, short = model(tokens), model(tokens[:, :4])
     graticule.fold(model)
-    assert torch.equal(model(tokens), before)
-    assert torch.equal(model(tokens[:, :4]), short)
+    assert torch.equal(model(tokens), before) and torch.equal(model(tokens[:, :4]), short)
     with pytest.raises(ValueError, match="`tokens` must be at most 10 long: the model is folded for that many, got 11"):
         model(texts(11))
     graticule.unfold(model)
@@ -265,8 +263,7 @@ def test_with_and_without_the_cache_the_tokens_are_the_same(encoding, joining, k
     model, tokens = writer(encoding, joining), texts(4, 3)
     with_cache = run(model, tokens, generator=seeded(), **kwargs)
     without = run(model, tokens, generator=seeded(), use_cache=False, **kwargs)
-    assert with_cache.shape == (3, 8) and with_cache.dtype == torch.long
-    assert torch.equal(with_cache, without)
+    assert with_cache.shape == (3, 8) and with_cache.dtype == torch.long and torch.equal(with_cache, without)
 
 
 def test_at_temperature_zero_every_token_is_the_likeliest():
@@ -337,5 +334,4 @@ def test_the_work_a_token_does_not_grow_with_the_text():
     model.blocks[0].mlp.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
     model.position.register_forward_hook(lambda *_: asked.append(1))
     run(model, texts(5, 3), 7)
-    assert seen == [5, *[1] * 6]
-    assert len(asked) == 1
+    assert seen == [5, *[1] * 6] and len(asked) == 1

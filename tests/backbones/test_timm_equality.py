@@ -106,9 +106,7 @@ def test_features_only_is_timms(options):
 def test_pruning_keeps_what_timms_keeps(name, prune_norm, prune_head):
     ours, reference = both(name)
     indices = [model.prune_intermediate_layers([0, 1], prune_norm, prune_head) for model in (ours, reference)]
-    assert indices[0] == indices[1]
-    assert len(ours.blocks) == 2
-    assert ours.num_classes == reference.num_classes
+    assert indices[0] == indices[1] and len(ours.blocks) == 2 and ours.num_classes == reference.num_classes
     x = images(dtype=torch.float64)
     assert_same(ours(x), reference(x))
     assert_same(ours.forward_intermediates(x, indices=[0, 1]), reference.forward_intermediates(x, indices=[0, 1]))

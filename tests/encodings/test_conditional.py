@@ -126,8 +126,7 @@ def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
 def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
     peg, x = drawn(Peg(DIM, padding=padding)).to(dtype), tokens(grid, dtype)
     y = peg(x, grid)
-    assert y.dtype == dtype
-    assert y.shape == (BATCH, grid.tokens, DIM)
+    assert y.dtype == dtype and y.shape == (BATCH, grid.tokens, DIM)
     assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
 
 
@@ -149,8 +148,7 @@ def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():
     with torch.no_grad():
         peg.proj[0].weight[..., 1, 1] = 3e-3
     y = peg.bfloat16()(torch.full((1, 7, 1), 1.5, dtype=torch.bfloat16), grid)
-    assert torch.tensor(1 + 3e-3).bfloat16() == 1
-    assert y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
+    assert torch.tensor(1 + 3e-3).bfloat16() == 1 and y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
 
 
 def test_under_autocast_tokens_of_float32_are_not_rounded():
@@ -159,8 +157,7 @@ def test_under_autocast_tokens_of_float32_are_not_rounded():
     with torch.autocast("cpu", torch.bfloat16):
         y = peg(x, grid)
         rounded = F.conv2d(as_map(x, grid), peg.proj[0].weight, peg.proj[0].bias, padding=1, groups=DIM)
-    assert rounded.dtype == torch.bfloat16
-    assert y.dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16 and y.dtype == torch.float32
     assert torch.equal(y, as_tokens(as_map(x, grid) + rounded, x, grid))
     assert_same(y, peg(x, grid), 2**-8 * 1e-2)  # 8 bits of about 1e-2
     for parameter in peg.parameters():
@@ -218,9 +215,7 @@ def test_queries_and_keys_get_the_peg_and_values_the_tokens(grid):
     x = tokens(grid)
     q, k, v = QueryKeyPeg(peg)(x, grid)
     assert_near(q, naive(peg, x, grid, "zeros"))
-    assert torch.equal(q, k)
-    assert torch.equal(v, x)
-    assert not torch.equal(q, v)
+    assert torch.equal(q, k) and torch.equal(v, x) and not torch.equal(q, v)
 
 
 def drawn_projection(*args, **kwargs):

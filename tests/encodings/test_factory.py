@@ -84,8 +84,7 @@ def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
 
 def test_names_become_the_classes_of_their_names():
     position = build("sinusoidal_2d", "lape")
-    assert isinstance(position.encodings[0], Sinusoidal2d)
-    assert type(position.joining) is Lape
+    assert isinstance(position.encodings[0], Sinusoidal2d) and type(position.joining) is Lape
     assert isinstance(build("none"), NoPosition)
     assert [type(bias) for bias in build("relative_bias").encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
@@ -108,8 +107,7 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
 def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
     positions = build("learnable+relative_bias", "lape")(GRID)
     for position in positions:
-        assert position.added_to_stream is None
-        assert position.after_norm.shape == (TOKENS, DIM)
+        assert position.added_to_stream is None and position.after_norm.shape == (TOKENS, DIM)
         assert position.bias.shape == (3, TOKENS, TOKENS)
         assert position.bias.abs().max() < 0.2  # as drawn: not normalized
 

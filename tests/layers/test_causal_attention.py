@@ -74,8 +74,7 @@ def test_a_gradient_reaches_the_bias_below_the_diagonal_and_none_above():
     attention = CausalAttention(D, HEADS)
     bias = torch.randn(HEADS, N, N, requires_grad=True)
     attention(torch.randn(B, N, D), LayerPosition(bias=bias)).square().sum().backward()
-    assert bias.grad.isfinite().all()
-    assert not bias.grad.triu(1).any()
+    assert bias.grad.isfinite().all() and not bias.grad.triu(1).any()
     assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token attends only to itself
 
 
@@ -95,8 +94,7 @@ def test_a_cache_holds_what_it_is_given_in_memory_linear_in_its_capacity():
         assert torch.equal(keys, k) and torch.equal(values, v) and cache.length == 4
         keys, values = cache.append(v[:, :, :1], k[:, :, :1])
         assert keys.shape == (B, HEADS, 5, 8) and torch.equal(keys[:, :, 4:], v[:, :, :1])
-    assert small.bytes == 2 * B * HEADS * 10 * 8 * 4
-    assert large.bytes == 3 * small.bytes
+    assert small.bytes == 2 * B * HEADS * 10 * 8 * 4 and large.bytes == 3 * small.bytes
 
 
 def test_a_full_cache_and_one_for_nothing_are_refused():

@@ -123,8 +123,7 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
     table = model.position.encodings[0]
     assert table.pos_embed.shape == (1, 16, 24)
     for grid in (model.grid, graticule.Grid(3, 5, prefix=3)):
-        assert table(grid).shape == (grid.tokens, 24)
-        assert not table(grid)[:3].any()
+        assert table(grid).shape == (grid.tokens, 24) and not table(grid)[:3].any()
     torch.testing.assert_close(table(model.grid)[3:], table.pos_embed[0])
     plain = tiny("learnable", class_token=False, global_pool="avg")
     plain.position.load_state_dict(model.position.state_dict())
@@ -201,5 +200,4 @@ def test_pre_is_left_to_the_backbone(block, x):
 
 def test_a_dropped_path_leaves_the_shortcut(x):
     block = Block(D, HEADS, drop_path=0.999999).double().train()
-    assert torch.equal(block(x), x)
-    assert not torch.equal(block.eval()(x), x)
+    assert torch.equal(block(x), x) and not torch.equal(block.eval()(x), x)

@@ -23,8 +23,7 @@ def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
     grid = Grid(8, 12).with_windows([(4, 6), (4, 5), (2, 3)])
     stages = grid.pyramid(3, prefix=1)
     assert [stage.within for stage in stages] == [Grid(4, 6), Grid(4, 5), Grid(2, 3)]
-    assert [len(stage.windows) for stage in stages] == [3, 2, 1]
-    assert [stage.tokens for stage in stages] == [96, 24, 7]
+    assert [len(stage.windows) for stage in stages] == [3, 2, 1] and [stage.tokens for stage in stages] == [96, 24, 7]
     assert all(stage.within is stage for stage in Grid(8, 12, prefix=1).pyramid(3))
 
 
@@ -97,8 +96,7 @@ def test_the_gradient_of_a_resized_table_reaches_every_row():
 
 
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
-    assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
-    assert Grid(2, 3).alike(16) == Grid(4, 4)
+    assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3) and Grid(2, 3).alike(16) == Grid(4, 4)
     assert [Grid(2, 3).alike(patches) for patches in (0, -1, 15)] == [None] * 3
     assert Grid(1, 7).alike(49) == Grid(7, 7) and Grid(1, 7).alike(7) == Grid(1, 7)  # an image of one row
     text = Grid(8)
@@ -180,8 +178,7 @@ def test_maps_halves_and_windows_have_all_axes():
     assert grid.to_map(tokens).shape == (3, 5, 2, 4, 6)
     assert torch.equal(grid.from_map(grid.to_map(tokens)), tokens[:, 1:])
     assert torch.equal(Grid(2, 3).from_map(Grid(2, 3).to_map(tokens[:, :6])), tokens[:, :6])
-    assert grid.pyramid(2)[1] == Grid(1, 2, 3, prefix=1)
-    assert grid.in_windows([3]).within == Grid(2, 3, 3)
+    assert grid.pyramid(2)[1] == Grid(1, 2, 3, prefix=1) and grid.in_windows([3]).within == Grid(2, 3, 3)
     with pytest.raises(ValueError, match="multiples of 4, to be halved 2 times, got 2 x 4 x 6"):
         grid.pyramid(3)
 

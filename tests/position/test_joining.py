@@ -187,8 +187,7 @@ def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
     for merged in (first.merge(other), other.merge(first)):
         assert torch.equal(merged.added_to_stream, table)
         torch.testing.assert_close(merged.after_norm, 3 * table)
-        assert torch.equal(merged.bias, bias)
-        assert merged.rotary is rotary
+        assert torch.equal(merged.bias, bias) and merged.rotary is rotary
     assert LayerPosition().merge(LayerPosition()) == LayerPosition()
 
 

@@ -106,8 +106,7 @@ def test_the_largest_gradient_is_no_more_than_one_norm_above_the_median(case):
 def test_the_chain_of_the_released_code_explodes_at_a_zero_row():
     built = model(24, encoding="sinusoidal_2d")
     built.position.joining.__class__ = PlainChain
-    assert ratio(gradients(built)) == math.inf
-    assert ratio(gradients(model(24, encoding="sinusoidal_2d"))) < ONE_NORM
+    assert ratio(gradients(built)) == math.inf and ratio(gradients(model(24, encoding="sinusoidal_2d"))) < ONE_NORM
 
 
 def test_a_pyramid_passes_the_chain_on_without_amplifying_a_zero_table():
