@@ -65,14 +65,6 @@ def test_a_block_has_the_parameters_of_appendix_4(encoding, token_mixing):
     assert count(second) - count(first) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
 
 
-def test_gmlp_starts_as_timms_does():
-    torch.manual_seed(0)
-    model = graticule.create_model("gmlp_s16_224", num_blocks=1)
-    state = graticule.published_state_dict(model)
-    assert state["blocks.0.mlp_channels.gate.proj.weight"].std() < 2e-6
-    assert (state["blocks.0.mlp_channels.gate.proj.bias"] == 1).all() and not state["head.weight"].any()
-
-
 @in_turn("encoding", ["none", "learnable", "peg"])
 @models
 def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):

@@ -309,13 +309,6 @@ def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     assert run(model, texts(length, 3), 50).shape == (3, 50)
 
 
-@pytest.mark.parametrize("encoding", ["none", "sinusoidal_1d", "rope_1d", "bucketed_bias", "shaw"])
-def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
-    model, tokens = writer(encoding), texts(4, 3)
-    longer = run(model, tokens, 3 * 16, temperature=0)
-    assert torch.equal(run(model, tokens, 3 * 16, temperature=0, use_cache=False), longer)
-
-
 test_bad_arguments_of_generation_are_refused_at_once = refusals(
     ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
     ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),

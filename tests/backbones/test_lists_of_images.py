@@ -8,6 +8,7 @@ import torch
 
 import graticule
 from graticule import Crop
+from in_turn import refusals
 from tiny import DIM, assert_same, images, spec, tiny
 
 
@@ -65,33 +66,20 @@ def test_both_classifiers_of_a_distilled_model_keep_the_order():
         assert_same(actual, torch.cat(expected), 1e-5)
 
 
-def test_lists_that_cannot_be_computed_are_refused():
-    model, unpooled = build().eval(), build(global_pool="", num_classes=0).eval()
-    crop = Crop((8, 8), (0, 0, 4, 4))
-    for refusing, batch, crops, message in [
-        (model, [], None, "`x` must have at least one image"),
-        (model, IMAGES, [crop], "`crop` one entry per image, got 5 images and 1 crops"),
-        (model, [IMAGES[0][None]], None, r"`x` must be a list of images of \(channels, height, width\)"),
-        (model, [torch.randn(3, 30, 32)], None, "`img_size` must be a positive multiple"),
-        (model, IMAGES[0][None], [crop], "`crop` must be one crop for a batch"),
-        (unpooled, IMAGES, None, "`global_pool` must not be ''"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            refusing(batch, crop=crops)
+CROP = Crop((8, 8), (0, 0, 4, 4))
+test_lists_that_cannot_be_computed_are_refused = refusals(
+    (lambda: build()([]), "`x` must have at least one image"),
+    (lambda: build()(IMAGES, crop=[CROP]), "`crop` one entry per image, got 5 images and 1 crops"),
+    (lambda: build()([IMAGES[0][None]]), r"`x` must be a list of images of \(channels, height, width\)"),
+    (lambda: build()([torch.randn(3, 30, 32)]), "`img_size` must be a positive multiple"),
+    (lambda: build()(IMAGES[0][None], crop=[CROP]), "`crop` must be one crop for a batch"),
+    (lambda: build(global_pool="", num_classes=0)(IMAGES), "`global_pool` must not be ''"),
+)
 
 
 #: Encodings of each kind of field: added tokens, beside each layer, bias, rotation, terms of queries.
 FIELDS = [("learnable", "default"), ("learnable", "lape"), ("relative_bias", "default"), ("rope", "default")]
 FIELDS += [("shaw", "default"), ("alibi", "default"), ("learnable", "queries_keys"), ("fire", "default")]
-
-
-@pytest.mark.parametrize(("encoding", "joining"), FIELDS, ids=" ".join)
-def test_all_patches_in_any_order_give_the_output_of_the_image(encoding, joining):
-    model = tiny(encoding=spec(encoding), joining=joining).double().eval()
-    x = images().double()
-    expected = model(x)
-    assert_same(model(x, keep=torch.arange(16)), expected, 1e-12)
-    assert_same(model(x, keep=torch.randperm(16)), expected, 1e-12)
 
 
 @pytest.mark.parametrize(("encoding", "joining"), FIELDS, ids=" ".join)

@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import graticule
-from graticule import Grid, published_state_dict
+from graticule import published_state_dict
 from graticule.backbones.swin import SwinTransformer
-from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.build import build_position
-from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from in_turn import in_turn
 from tiny import assert_same, draw, images
@@ -155,23 +153,6 @@ def test_a_block_projects_and_attends_once_for_all_windows(monkeypatch):
     model(wide(80, 112, 3))
     linear = sum(isinstance(module, nn.Linear) for module in model.modules())
     assert calls == {"linear": linear, "scaled_dot_product_attention": sum(model.depths)}
-
-
-def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
-    """Return attention in windows with a bias, and its arguments: tokens, position and windows."""
-    attention = draw(WindowAttention(dim, heads)).double().eval()
-    area = window[0] * window[1]
-    bias = torch.randn(heads, area, area, dtype=torch.float64)
-    x = torch.randn(2, grid.tokens, dim, dtype=torch.float64)
-    return attention, x, LayerPosition(bias=bias), Windows(grid, Grid(*window), shift)
-
-
-def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
-    """The map is rolled before it is padded; equality with timm at such sizes is tested above."""
-    attention, x, position, windows = window_attention(Grid(9, 4), (4, 4), (2, 0))
-    x = x[:1].requires_grad_()
-    (gradient,) = torch.autograd.grad(attention(x, position, windows)[0, 0].sum(), x)
-    assert gradient[0].any(-1).view(9, 4).any(1).nonzero().flatten().tolist() == [0, 6, 7, 8]
 
 
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():

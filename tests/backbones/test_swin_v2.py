@@ -111,12 +111,6 @@ def test_a_file_of_timms_weights_is_loaded_and_transferred(tmp_path):
         assert torch.equal(fresh(x), ours(x)), load
 
 
-def test_blocks_start_as_the_identity():
-    model = graticule.create_model("swinv2_tiny_window8_256", **SIZE)
-    x = torch.randn(1, 256, 16)
-    assert torch.equal(model.layers[0].blocks[1](x, model.position(model.grid)[1], *model.where(0, model.grid)[1]), x)
-
-
 test_windows_of_a_pretraining_without_a_bias_that_knows_them_are_refused = refusals(
     ({"encoding": "rope", "pretrained_window_sizes": (4, 4)}, "`pretrained_window_sizes` must be left out without the"),
     ({"pretrained_window_sizes": (4,)}, "must have a positive value for each of the 2 stages, got"),

@@ -13,7 +13,7 @@ from graticule.layers.attention import Attention
 from graticule.position.joining import JOININGS
 from graticule.position.tokens import Subset
 from graticule.testing.places import DEPTH, DIM, HEADS, LAWS, build_random, check_layers, mixes, reorder, values
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw, laws_of_places
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
@@ -176,10 +176,13 @@ def test_attention_takes_points_of_each_sample():
     for sample, single in enumerate(separate):
         alone = attention(single.enter_block(x[sample : sample + 1]), single)
         assert_same(outputs[sample : sample + 1], alone, 1e-12)
-    with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
-        Points(torch.rand(2, 3, 5, 2))
-    with pytest.raises(ValueError, match="`places` must be finite numbers"):
-        Points(torch.tensor([[0.0, torch.nan]]))
+
+
+test_points_of_other_shapes_and_values_are_refused = refusals(
+    (torch.rand(2, 3, 5, 2), r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"),
+    (torch.tensor([[0.0, torch.nan]]), "`places` must be finite numbers"),
+    call=Points,
+)
 
 
 @in_turn(
@@ -223,19 +226,14 @@ def test_a_grid_of_another_number_of_axes_is_refused(encoding):
             position(grid)
 
 
-@in_turn(
-    ("encoding", "shape", "message"),
-    [
-        ("rope(split=(2, 4))", (2, 3, 4), "`split` must be 3 numbers of pairs, of 6 at most"),
-        ("rope(split=(3, 4))", (3, 4), "`split` must be 2 numbers of pairs, of 6 at most"),
-        ("rope(scaling='yarn', reference=(16, 16))", (2, 3, 4), "`reference` must have 3 sides"),
-        ("mrope", (2, 2, 2, 2), "`grid` must have time, rows and columns at most with mrope, got 4 axes"),
-        ("alibi(distance='axes')", (1, 2, 1, 2, 1, 2, 1), "`num_heads` must be at least 7"),
-    ],
+test_options_that_do_not_fit_the_axes_are_refused = refusals(
+    (("rope(split=(2, 4))", Grid(2, 3, 4)), "`split` must be 3 numbers of pairs, of 6 at most"),
+    (("rope(split=(3, 4))", Grid(3, 4)), "`split` must be 2 numbers of pairs, of 6 at most"),
+    (("rope(scaling='yarn', reference=(16, 16))", Grid(2, 3, 4)), "`reference` must have 3 sides"),
+    (("mrope", Grid(2, 2, 2, 2)), "`grid` must have time, rows and columns at most with mrope, got 4 axes"),
+    (("alibi(distance='axes')", Grid(1, 2, 1, 2, 1, 2, 1)), "`num_heads` must be at least 7"),
+    call=lambda case: build_position(case[1], dim=DIM, depth=1, num_heads=HEADS, encoding=case[0])(case[1]),
 )
-def test_options_that_do_not_fit_the_axes_are_refused(encoding, shape, message):
-    with pytest.raises(ValueError, match=message):
-        build_position(Grid(*shape), dim=DIM, depth=1, num_heads=HEADS, encoding=encoding)(Grid(*shape))
 
 
 @in_turn("encoding", ["relative_bias + log_n", "continuous_bias", "irpe", "rope", "rope_mixed"])

@@ -364,18 +364,6 @@ def test_sandwich_on_a_row_is_the_product_of_the_table_of_a_transformer_up_to_th
     assert_same(8 * shifted(grid)[0], product - product.diagonal(), 1e-4)
 
 
-def test_fire_never_sees_a_share_beyond_one_and_on_larger_grids_the_threshold_does_not_matter():
-    encoding, shares = BIASES["fire, axes"][0](BUILT).double(), []
-    encoding.mlp.register_forward_hook(lambda module, inputs, output: shares.append(inputs[0]))
-    for grid in (BUILT, Grid(40, 3)):
-        encoding(grid)
-        assert shares[-1].abs().max() <= 1 + 1e-12
-    far = encoding(Grid(20, 24))
-    with torch.no_grad():
-        encoding.log_threshold.sub_(1)
-    assert_same(encoding(Grid(20, 24)), far, 1e-12)
-
-
 def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper():
     grid = Grid(8)
     encoding = Fire(grid, HEADS, causal=True).double()
@@ -403,18 +391,6 @@ def test_shaws_tables_are_shared_by_heads_and_start_as_a_normal_of_std_a_fiftiet
     tables = torch.cat(list(ShawBias(BUILT, 1, 256, clip=32).parameters()))
     assert abs(tables.std().item() / 0.02 - 1) < 0.05 and abs(tables.mean().item()) < 1e-3
     assert sum(p.numel() for p in ShawBias(BUILT, 3, HEAD_DIM, clip=2).parameters()) == 2 * (2 * 2 + 1) * HEAD_DIM
-
-
-@torch.no_grad()
-@in_turn("new", [Grid(6, 6), Grid(2, 4)])
-def test_a_resampled_table_stays_even_or_constant(new):
-    """Resampling keeps the zero offset in the middle, so b(p - q) = b(q - p) is preserved."""
-    encoding = RelativeBias(Grid(3, 5), 1).double()
-    values = encoding.relative_position_bias_table
-    values.copy_(values + values.flip(0))
-    assert_same(encoding(new)[0], encoding(new)[0].T, 1e-12)
-    values.fill_(0.3)
-    assert_same(encoding(new), torch.full_like(encoding(new), 0.3), 1e-12)
 
 
 @torch.no_grad()

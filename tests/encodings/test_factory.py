@@ -88,6 +88,8 @@ def test_names_become_the_classes_of_their_names():
     assert isinstance(build("none"), NoPosition)
     assert [type(bias) for bias in build("relative_bias").encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
+    beside = build("learnable+relative_bias", "lape")
+    assert [type(bias) for bias in beside.parts[1].encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
     assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
     assert [type(peg) for peg in build("peg(acts_on='queries_keys')").inputs.values()] == [QueryKeyPeg]
@@ -102,14 +104,6 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
         for name in graticule.list_decompositions()
     ]
     assert counts == [DEPTH * of_layer for of_layer in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
-
-
-def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
-    positions = build("learnable+relative_bias", "lape")(GRID)
-    for position in positions:
-        assert position.added_to_stream is None and position.after_norm.shape == (TOKENS, DIM)
-        assert position.bias.shape == (3, TOKENS, TOKENS)
-        assert position.bias.abs().max() < 0.2  # as drawn: not normalized
 
 
 test_invalid_arguments_are_refused_by_name = refusals(
@@ -216,8 +210,3 @@ def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(con
         for field, value in zip(mine._fields, mine, strict=True):
             told = getattr(single, field) is not None or getattr(joined, field) is not None
             assert (value is not None) == told, (layer, field)
-
-
-def test_lape_normalizes_a_relative_bias_beside_a_peg():
-    parts = build("peg+relative_bias", "lape").parts
-    assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH

@@ -10,7 +10,7 @@ from graticule import LayerPosition
 from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers.attention import Attention
 from graticule.position.rotation import PairRotation
-from in_turn import case, in_turn
+from in_turn import case, in_turn, refusals
 from tiny import assert_same, draw_double
 
 B, N, D, HEADS = 2, 7, 24, 3
@@ -92,10 +92,11 @@ def test_attention_with_each_form_of_position_is_its_formula(qkv_bias, x):
                 assert bias.keys.grad.abs().gt(0).all()
 
 
-@in_turn("heads", [0, 5])
-def test_heads_that_do_not_divide_the_channels_are_refused(heads):
-    with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
-        Attention(D, heads)
+test_heads_that_do_not_divide_the_channels_and_a_scale_of_cosines_are_refused = refusals(
+    *(({"num_heads": heads}, f"`num_heads`.*, got (24 with )?{heads}") for heads in (0, 5)),
+    ({"num_heads": HEADS, "scale": 1.0, "cosine": True}, "`scale` must be left out with `cosine`"),
+    call=lambda kwargs: Attention(D, **kwargs),
+)
 
 
 class Wrapped(nn.Module):

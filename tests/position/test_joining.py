@@ -28,7 +28,7 @@ from graticule.position.joining import (
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import PAIRS, assert_same, draw, draw_double, spec, tiny
 
 DEPTH, HEADS, TOKENS, DIM = 4, 3, 7, 12
@@ -284,25 +284,14 @@ def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
     assert_same(positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), 1e-7)
 
 
-def test_a_bias_is_added_to_tupes():
-    model = draw(tiny("learnable + bucketed_bias", "tupe")).double().eval()
-    tupe, bucketed = (part(model.grid) for part in model.position.parts)
-    for combined, a, b in zip(model.position(model.grid), tupe, bucketed, strict=True):
-        assert_same(combined.bias, a.bias + b.bias, 1e-12)
-
-
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"joining": "tupe", "encoding": "rope"}, "`joining` must be 'default'"),
-        (
-            {"joining": "tupe", "encoding": "learnable", "name": "swin_tiny_patch4_window7_224"},
-            "`joining` must not be 'tupe' where tokens attend within windows",
-        ),
-    ],
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
+SAM = {"img_size": 64, "embed_dim": 16, "depth": 3, "num_heads": 2, "window_size": 2, "global_layers": (1,)}
+test_tupe_without_a_table_and_in_windows_is_refused = refusals(
+    ({"name": "vit_nano_patch4_28", "encoding": "rope"}, "`joining` must be 'default'"),
+    (
+        {"name": "swin_tiny_patch4_window7_224", **SWIN},
+        "`joining` must not be 'tupe' where tokens attend within windows",
+    ),
+    ({"name": "samvit_base_patch16_224", **SAM}, "`joining` must not be 'tupe' where tokens attend within windows"),
+    call=lambda kwargs: graticule.create_model(**{"encoding": "learnable", "joining": "tupe", **kwargs}),
 )
-def test_invalid_arguments_are_refused(kwargs, message):
-    name = kwargs.pop("name", "vit_tiny_patch16_224")
-    sizes = {"embed_dim": 24, "depth": 3, "num_heads": 3, "img_size": 32} if name.startswith("vit") else {}
-    with pytest.raises(ValueError, match=message), torch.device("meta"):
-        graticule.create_model(name, **kwargs, **sizes)

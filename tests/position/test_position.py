@@ -128,13 +128,6 @@ def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
     assert Grid(3, 5).pyramid(1, prefix=1) == [Grid(3, 5, prefix=1)]
 
 
-@in_turn("shape", [(8, 10), (10, 8), (6, 6)])
-def test_a_grid_that_cannot_be_halved_often_enough_is_refused(shape):
-    with pytest.raises(ValueError, match=f"multiples of 4, to be halved 2 times, got {shape[0]} x {shape[1]}"):
-        Grid(*shape).pyramid(3)
-    assert len(Grid(*shape).pyramid(2)) == 2
-
-
 def pyramid(encoding="peg", prefix=1, **kwargs):
     return PyramidPosition(
         partial(build_position, encoding=encoding, **kwargs),
