@@ -39,18 +39,6 @@ def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
     return encoding
 
 
-def rotations(angle):
-    return torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
-
-
-def set_forms(encoding, matrices):
-    """Set the encoding's quadratic forms to `matrices`, (groups, 2, 2), symmetric and positive definite."""
-    if encoding.form == "alpha":
-        encoding.matrix.copy_(matrices[:, 0, 0])
-    else:
-        encoding.matrix.copy_(matrices if encoding.form == "gamma" else torch.linalg.cholesky(matrices))
-
-
 def equation_5(encoding, grid, g):
     """Compute the weights of a group by explicit sums and exponentials: x is the column, y the row."""
     learned = encoding.matrix.detach()[g]
@@ -141,21 +129,6 @@ def test_a_center_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form):
     optimizer.step()
     encoding.reset_parameters()
     assert encoding.center.grad is None and not encoding.center.any() and not encoding.center.requires_grad
-
-
-@in_turn("form", ["gamma", "gamma_gamma_t"])
-@in_turn("angle", [0.0, 0.4, 1.2])
-def test_on_a_wide_grid_the_covariance_of_a_row_is_the_inverse_of_m(form, angle):
-    grid = Grid(41, 43)
-    encoding = fixed(grid, 1, form, center=[[0.0, 0.0]])
-    turn = rotations(torch.tensor([angle], dtype=torch.float64))
-    matrix = turn @ torch.diag(torch.tensor([0.1, 0.6], dtype=torch.float64)) @ turn.mT
-    set_forms(encoding, matrix)
-    weights = encoding(grid)[0, grid.center]
-    place = grid.coordinates().double().flip(-1)  # (x, y)
-    away = place - place[grid.center]
-    covariance = torch.einsum("n,na,nb->ab", weights, away, away)
-    assert_same(covariance, matrix[0].inverse(), 1e-6)
 
 
 def test_spread_starts_local_with_groups_in_all_directions_and_widths():

@@ -18,9 +18,8 @@ from graticule.encodings.build import build_position
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.rope import Frequencies, Rope
 from graticule.layers.attention import Attention
-from graticule.position.position import ENCODINGS
 from in_turn import in_turn, refusals
-from tiny import assert_same, spec, tiny
+from tiny import assert_same, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]
 HEAD_DIM = 16
@@ -262,16 +261,6 @@ REFUSED = {
 
 
 test_what_has_no_effect_or_no_meaning_is_refused = refusals(*REFUSED.items(), call=tiny)
-
-
-def test_every_option_of_a_rotary_encoding_is_one_of_its_parts():
-    for name in ("rope", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"):
-        options = ENCODINGS.options(name)
-        assert not {"frequencies", "noise"} & set(options)
-        if name != "rope_1d":
-            assert {"coordinates", "offset", "shift", "jitter", "rescale"} <= set(options)
-        defaults = {option: parameter.default for option, parameter in options.items() if parameter.default is not None}
-        assert type(tiny(spec(name, **defaults)).position.encoding) is ENCODINGS[name]
 
 
 VIDEO = Grid(4, 1, 2, spacing=(1.5, 1, 1))  # 2 tokens per second, 0.75 seconds per frame

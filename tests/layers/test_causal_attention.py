@@ -78,13 +78,6 @@ def test_a_gradient_reaches_the_bias_below_the_diagonal_and_none_above():
     assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token attends only to itself
 
 
-def test_dropout_is_for_training(x):
-    attention = CausalAttention(D, HEADS, attn_drop=0.5).double()
-    assert not torch.equal(attention(x), attention(x))
-    attention.eval()
-    assert torch.equal(attention(x), attention(x))
-
-
 def test_a_cache_holds_what_it_is_given_in_memory_linear_in_its_capacity():
     small, large = KeyValueCache(10), KeyValueCache(30)
     assert small.bytes == 0

@@ -12,24 +12,6 @@ from in_turn import refusals
 from tiny import assert_same
 
 
-def naive(x, weights, bias):
-    y = torch.zeros_like(x)
-    size = x.shape[-1] // len(weights)
-    for g, w in enumerate(weights):
-        for i in range(x.shape[1]):
-            for j in range(x.shape[1]):
-                y[:, i, g * size : (g + 1) * size] += w[i, j] * x[:, j, g * size : (g + 1) * size]
-            y[:, i, g * size : (g + 1) * size] += bias[i]
-    return y
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_every_group_of_channels_is_mixed_by_weights_of_its_own(groups):
-    x, weights = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(groups, 6, 6, dtype=torch.float64)
-    bias = torch.randn(6, dtype=torch.float64)
-    assert_same(mix_tokens(x, weights, bias), naive(x, weights, bias), 1e-12)
-
-
 @pytest.mark.parametrize("windows", [None, Windows(Grid(3, 5), Grid(2, 2), (1, 1))])
 def test_an_empty_batch_is_mixed_to_an_empty_batch(windows):
     tokens = 15 if windows is None else 4

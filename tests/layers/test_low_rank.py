@@ -61,17 +61,6 @@ def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradie
         assert_same(gradient, expected, 1e-12)
 
 
-def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
-    factors, other = random_factors(), random_factors(rank=2, heads=1)
-    table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
-    both = LayerPosition(bias=factors).merge(LayerPosition(bias=other)).bias
-    assert isinstance(both, LowRank) and both.rank == 6
-    assert_same(both.table(), factors.table() + other.table(), 1e-12)
-    for first, second in ((factors, table), (table, factors)):
-        total = LayerPosition(bias=first).merge(LayerPosition(bias=second)).bias
-        assert_same(total, factors.table() + table, 1e-12)
-
-
 def test_large_grids_of_few_channels_get_factors_and_others_a_table():
     def kind(encoding, side):
         grid = Grid(side, side)

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
 import graticule
@@ -162,12 +161,6 @@ def block():
 @pytest.fixture
 def x():
     return torch.randn(2, N, D, dtype=torch.float64)
-
-
-def test_without_position_it_is_timms_block(block, x):
-    reference = TimmBlock(D, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
-    reference.load_state_dict(block.state_dict(), strict=True)
-    assert_same(block(x), reference(x), 1e-12)
 
 
 def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):

@@ -68,6 +68,12 @@ def test_the_sum_of_any_two_forms_is_the_sum_of_their_tables(queries):
             torch.testing.assert_close(values(merged, queries), values(form, queries) + values(two, queries))
 
 
+def test_two_in_factors_stay_in_factors():
+    factors = forms()["factors"]
+    both = LayerPosition(bias=factors).merge(LayerPosition(bias=factors)).bias
+    assert isinstance(both, LowRank) and both.rank == 2 * factors.rank
+
+
 def test_tokens_without_a_position_get_no_bias(queries):
     for bias in forms().values():
         full = values(bias, queries)

@@ -89,13 +89,6 @@ def test_a_bias_table_is_interpolated_between_displacements():
     assert_same(position(grid)[0].bias[0], dy**2 + dx, 1e-12)
 
 
-def test_half_the_sides_halve_a_crop():
-    grid = Grid(4, 6, crop=Crop((8, 12), (2, 4, 4, 6)))
-    _, half = grid.pyramid(2, prefix=1)
-    assert half == Grid(2, 3, prefix=1, crop=Crop((4, 6), (1, 2, 2, 3)))
-    assert half.coordinates().tolist() == [[1, 2], [1, 3], [1, 4], [2, 2], [2, 3], [2, 4]]
-
-
 def test_a_crop_of_pixels_is_divided_by_the_patch():
     assert Crop.of_pixels((96, 128), (16, 24, 48, 32), (16, 8)) == Crop((6, 16), (1, 3, 3, 4))
 

@@ -122,12 +122,6 @@ def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are
         CombinedPosition(at[1:])(GRID)
 
 
-def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
-    assert Grid(8, 12).pyramid(3, prefix=2) == [Grid(8, 12), Grid(4, 6), Grid(2, 3, prefix=2)]
-    assert Grid(8, 12).pyramid(3) == [Grid(8, 12), Grid(4, 6), Grid(2, 3)]
-    assert Grid(3, 5).pyramid(1, prefix=1) == [Grid(3, 5, prefix=1)]
-
-
 def pyramid(encoding="peg", prefix=1, **kwargs):
     return PyramidPosition(
         partial(build_position, encoding=encoding, **kwargs),
