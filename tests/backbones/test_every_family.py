@@ -38,18 +38,10 @@ WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
 UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 
 #: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
-OF_ATTENTION = [
-    (None, "default"),
-    ("none", "default"),
-    ("sinusoidal_2d", "lape"),
-    ("bucketed_bias", "default"),
-    ("learnable+relative_bias", "shared"),
-    ("rope+shaw", "default"),
-    ("peg+learnable", "unshared"),
-]
-#: The same for families that differ from the first only in their stem, head or block.
 OWN = (None, "default")
 OF_RELATIVES = [OWN, ("sinusoidal_2d", "lape"), ("learnable+relative_bias", "shared"), ("rope+shaw", "default")]
+#: The same with more for families that differ from these in more than their stem, head or block.
+OF_ATTENTION = [*OF_RELATIVES, ("none", "default"), ("bucketed_bias", "default"), ("peg+learnable", "unshared")]
 OF_GATES = [OWN, ("learnable+lrpe_m", "shared"), ("peg+sgu", "default"), ("sinusoidal_2d+gqpe", "default")]
 OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
 CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)

@@ -13,14 +13,8 @@ from in_turn import in_turn, refusals
 from tiny import count
 
 GMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
-POSMLP = {
-    "img_size": 64,
-    "embed_dim": 16,
-    "depths": (2, 1, 2, 1),
-    "windows": (4, 4, 4, 2),
-    "groups": (2, 4, 4, 8),
-    "num_classes": 5,
-}
+POSMLP = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 2, 1), "windows": (4, 4, 4, 2), "groups": (2, 4, 4, 8)}
+POSMLP["num_classes"] = 5
 OF_POSMLP = {"name": "posmlp_tiny_224", **POSMLP}
 MODELS = [("gmlp_s16_224", GMLP, 8), ("posmlp_tiny_224", POSMLP, 32)]
 models = pytest.mark.parametrize(("name", "sizes", "step"), MODELS, ids=["gmlp", "posmlp"])

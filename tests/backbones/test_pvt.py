@@ -17,14 +17,8 @@ from graticule.testing.methods import check_backbone
 from in_turn import in_turn, refusals
 from tiny import assert_same, draw, images
 
-SIZE = {
-    "img_size": 64,
-    "embed_dims": [8, 16, 24, 32],
-    "num_heads": [1, 2, 3, 4],
-    "depths": [1, 2, 1, 1],
-    "mlp_ratios": [4, 4, 2, 2],
-    "num_classes": 5,
-}
+SIZE = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
+SIZE |= {"mlp_ratios": [4, 4, 2, 2], "num_classes": 5}
 NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
 names = in_turn("name", NAMES)
 

@@ -53,12 +53,8 @@ def both(**kwargs):
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {},
-        {"img_size": (32, 96)},
-        {"img_size": (48, 80)},
-        {"img_size": 32, "window_size": 8},
-        {"pretrained_window_sizes": (3, 2)},
-        {"qkv_bias": False, "depths": (1, 3)},
+        *({}, {"img_size": (32, 96)}, {"img_size": (48, 80)}, {"img_size": 32, "window_size": 8}),
+        *({"pretrained_window_sizes": (3, 2)}, {"qkv_bias": False, "depths": (1, 3)}),
     ],
     ids=str,
 )

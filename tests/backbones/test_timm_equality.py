@@ -43,16 +43,10 @@ def test_the_logits_at_another_size_are_those_of_timm_set_to_it(name):
 @in_turn(
     "kwargs",
     [
-        {"global_pool": "avg", "class_token": True},
-        {"global_pool": "avg", "class_token": False},
-        {"global_pool": "max", "class_token": True},
-        {"global_pool": "avgmax", "class_token": False},
-        {"global_pool": "", "class_token": True},
-        {"global_pool": "avg", "class_token": True, "fc_norm": False},
-        {"global_pool": "token", "fc_norm": True},
-        {"reg_tokens": 3},
-        {"num_classes": 0},
-        {"qkv_bias": False, "mlp_ratio": 2.0},
+        *({"global_pool": pool, "class_token": True} for pool in ("avg", "max", "")),
+        *({"global_pool": pool, "class_token": False} for pool in ("avg", "avgmax")),
+        *({"global_pool": "avg", "class_token": True, "fc_norm": False}, {"global_pool": "token", "fc_norm": True}),
+        *({"reg_tokens": 3}, {"num_classes": 0}, {"qkv_bias": False, "mlp_ratio": 2.0}),
         {"patch_size": (8, 4), "in_chans": 1},
     ],
 )
@@ -61,24 +55,18 @@ def test_every_way_to_pool_and_to_build_is_timms(kwargs):
     x = torch.randn(2, kwargs.get("in_chans", 3), 32, 32, dtype=torch.float64)
     assert ours.num_prefix_tokens == reference.num_prefix_tokens
     assert_same(ours(x), reference(x))
-    assert_same(
-        ours.forward_head(ours.forward_features(x), pre_logits=True),
-        reference.forward_head(reference.forward_features(x), pre_logits=True),
-    )
+    pooled = [model.forward_head(model.forward_features(x), pre_logits=True) for model in (ours, reference)]
+    assert_same(*pooled)
 
 
 @in_turn("name", MODELS)
 @in_turn(
     "options",
     [
-        {},
-        {"indices": 2},
-        {"indices": [0, 2], "norm": True},
-        {"indices": [0, -2], "stop_early": True},
-        {"indices": 2, "return_prefix_tokens": True},
+        *({}, {"indices": 2}, {"indices": [0, 2], "norm": True}, {"indices": [0, -2], "stop_early": True}),
+        *({"indices": 2, "return_prefix_tokens": True}, {"output_dict": True}),
         {"indices": 1, "output_fmt": "NLC", "intermediates_only": True},
         {"return_prefix_tokens": True, "intermediates_only": True, "norm": True},
-        {"output_dict": True},
         {"output_dict": True, "return_prefix_tokens": True, "intermediates_only": True, "output_fmt": "NLC"},
     ],
 )

@@ -15,14 +15,9 @@ from graticule.position.resampling import BICUBIC
 from in_turn import in_turn
 from tiny import assert_same, draw, spec
 
-SIZES = {
-    "img_size": 64,  # grids of 16, 8, 4 and 2 patches per side
-    "embed_dim": 16,
-    "depths": (2, 1, 2, 1),
-    "windows": (4, 4, 4, 2),
-    "groups": (2, 4, 4, 8),
-    "num_classes": 5,
-}
+#: Grids of 16, 8, 4 and 2 patches per side.
+SIZES = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 2, 1), "windows": (4, 4, 4, 2), "groups": (2, 4, 4, 8)}
+SIZES["num_classes"] = 5
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
@@ -96,12 +91,7 @@ def test_shifted_windows_are_shifted_by_half_the_new_side(window):
     assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
 
 
-BORDERS = [
-    ((4, 4, 4, 2), None),  # tiled without parts
-    ((4, 4, 4, 2), "swin"),
-    ((6, 3, 3, 2), None),
-    ((6, 3, 3, 2), "swin"),
-]
+BORDERS = [(windows, shift) for windows in ((4, 4, 4, 2), (6, 3, 3, 2)) for shift in (None, "swin")]
 
 
 def cut(grid, window, index, shift):

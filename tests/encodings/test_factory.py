@@ -20,11 +20,9 @@ from graticule.position.displacement import TokenMlp
 from graticule.position.joining import JOININGS, Lape, Unshared
 from graticule.position.position import ENCODINGS, NoPosition
 from in_turn import in_turn, refusals
-from tiny import DEPTH, DIM, TOKENS, count, spec, takes, tiny
+from tiny import DEPTH, DIM, count, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
-
-TABLE = TOKENS * DIM
 
 
 def build(encoding="learnable", joining="default", **kwargs):

@@ -39,16 +39,10 @@ def rows(map_):
 def test_a_windowed_table_is_that_of_sam_2(shape):
     """facebookresearch/sam2#138, #407, WZH0120/SAM2-UNet#14: images of other sizes."""
     timm_model = draw_double(HieraDet(**SIZES, window_spec=(4, 4), global_pos_size=(7, 5), global_att_blocks=()))
-    config = Sam2HieraDetConfig(
-        hidden_size=DIM,
-        blocks_per_stage=[1, 1],
-        embed_dim_per_stage=[DIM, 2 * DIM],
-        num_attention_heads_per_stage=[1, 2],
-        window_size_per_stage=[4, 4],
-        window_positional_embedding_background_size=[7, 5],
-        global_attention_blocks=[],
-    )
-    released = draw_double(Sam2HieraDetModel(config))
+    sizes = {"hidden_size": DIM, "blocks_per_stage": [1, 1], "embed_dim_per_stage": [DIM, 2 * DIM]}
+    sizes |= {"num_attention_heads_per_stage": [1, 2], "window_size_per_stage": [4, 4], "global_attention_blocks": []}
+    sizes |= {"window_positional_embedding_background_size": [7, 5]}
+    released = draw_double(Sam2HieraDetModel(Sam2HieraDetConfig(**sizes)))
     for reference in (timm_model, released):
         ours = windowed(reference, Grid(*shape), reference.pos_embed_window)(Grid(*shape))
         zeros = torch.zeros(1, *shape, DIM).double()

@@ -74,18 +74,10 @@ def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind,
     gammas = [name for name in reference.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
     for parameter in map(reference.get_parameter, gammas):
         parameter.fill_(1.0)
-    model = graticule.create_model(
-        "vit_tiny_patch16_224",
-        encoding=encoding,
-        qkv_bias=reference.blocks[0].attn.qkv.bias is not None,
-        class_token=reference.cls_token is not None,
-        global_pool=reference.global_pool,
-        fc_norm=not isinstance(reference.fc_norm, torch.nn.Identity),
-        **sizes,
-    )
-    model.double().eval().load_state_dict(
-        {name: value for name, value in reference.state_dict().items() if name not in gammas}
-    )
+    sizes |= {"qkv_bias": reference.blocks[0].attn.qkv.bias is not None, "class_token": reference.cls_token is not None}
+    sizes |= {"global_pool": reference.global_pool, "fc_norm": not isinstance(reference.fc_norm, torch.nn.Identity)}
+    model = graticule.create_model("vit_tiny_patch16_224", encoding=encoding, **sizes).double().eval()
+    model.load_state_dict({name: value for name, value in reference.state_dict().items() if name not in gammas})
     x = images(*size, dtype=torch.float64)
     # the logarithms of timm's coordinates are rounded to float32
     for module in reference.modules():

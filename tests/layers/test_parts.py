@@ -88,21 +88,9 @@ def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     assert_same(branches(x, position), by_hand, 1e-12)
 
 
-PARTS = {
-    "init_values": 0.1,
-    "qk_norm": True,
-    "scale_attn_norm": True,
-    "scale_mlp_norm": True,
-    "mlp_layer": "swiglu",
-    "norm_layer": "rmsnorm(eps=1e-5)",
-    "qkv_layer": "no_key_bias",
-    "pre_norm": True,
-    "patch_norm": "layernorm",
-    "reg_tokens": 2,
-    "global_pool": "map",
-    "pool_num_heads": 2,
-    "pool_include_prefix": True,
-}
+PARTS = {"init_values": 0.1, "qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True, "mlp_layer": "swiglu"}
+PARTS |= {"norm_layer": "rmsnorm(eps=1e-5)", "qkv_layer": "no_key_bias", "pre_norm": True, "patch_norm": "layernorm"}
+PARTS |= {"reg_tokens": 2, "global_pool": "map", "pool_num_heads": 2, "pool_include_prefix": True}
 
 
 @in_turn("joining", ["default", "lape"])

@@ -53,21 +53,14 @@ class UnknownClassError(Exception):
 
 
 class Port(NamedTuple):
-    """Our counterpart of a class of other code.
+    """Our counterpart of a class of other code."""
 
-    backbone: our class.
-    position: returns encoding and joining from the arguments of a case, and removes their arguments.
-    names: their name of an argument -> ours; the others have the same name.
-    options: further arguments of ours.
-    fixed: arguments of theirs that can have only this value.
-    layout: converts the weights to a layout that our model loads.
-    """
-
-    backbone: Any
-    position: Callable[[Arguments], tuple[str, str]]
-    names: Mapping[str, str] = {}
-    options: Mapping[str, Any] = {}
-    fixed: Mapping[str, Any] = {}
+    backbone: Any  # our class
+    position: Callable[[Arguments], tuple[str, str]]  # encoding and joining, whose arguments are removed
+    names: Mapping[str, str] = {}  # their name of an argument -> ours; the others have the same name
+    options: Mapping[str, Any] = {}  # further arguments of ours
+    fixed: Mapping[str, Any] = {}  # arguments of theirs that can have only this value
+    #: Converts the weights to a layout that our model loads.
     layout: Callable[[Tensors, Arguments], Tensors] = lambda weights, kwargs: weights
 
 

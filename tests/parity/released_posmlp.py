@@ -85,18 +85,10 @@ class Part:
         self.grid = Grid(side, side)
         self.groups = kwargs.get("gamma", 1)
         combine = "nonsplit" if kwargs.get("chunks", 2) == 1 else "gate"
-        self.model = PosMlp(
-            partial(build_position, encoding=spec_of(kwargs)),
-            img_size=4 * side,
-            embed_dim=dim,
-            depths=(1,),
-            windows=(side,),
-            groups=(self.groups,),
-            mlp_ratios=(ratio,),
-            gate_norm=encoding == "sgu" or any("gate_unit.norm." in name for name in weights),
-            combine=combine,
-            num_classes=0,
-        )
+        sizes: dict[str, Any] = {"img_size": 4 * side, "embed_dim": dim, "depths": (1,), "windows": (side,)}
+        sizes |= {"groups": (self.groups,), "mlp_ratios": (ratio,), "combine": combine, "num_classes": 0}
+        norm = encoding == "sgu" or any("gate_unit.norm." in name for name in weights)
+        self.model = PosMlp(partial(build_position, encoding=spec_of(kwargs)), gate_norm=norm, **sizes)
         self.model.double().eval()
         published = {BLOCK + prefix + name: value for name, value in weights.items()}
         state = published_state_dict(self.model)

@@ -27,19 +27,12 @@ TINY, GMLP = "posmlp_tiny_224", "gmlp_s16_224"
 NO_NORM = {"gate_norm": False}  # as in the released code; Eq. 10-11 have one
 #: Row of the table of counts -> our model and its arguments.
 ROWS = {
-    "posmlp_t": (TINY, {}),
-    "posmlp_s": ("posmlp_small_224", {}),
-    "posmlp_b": ("posmlp_base_224", {}),
-    "posmlp_t.sgu": (TINY, {"encoding": "sgu"}),
-    "posmlp_t.lrpe_m": (TINY, {"encoding": "lrpe_m", **NO_NORM}),
-    "posmlp_t.lrpe": (TINY, {"encoding": "lrpe", **NO_NORM}),
-    "posmlp_t.glrpe": (TINY, {"encoding": "glrpe", **NO_NORM}),
-    "posmlp_t.gqpe": (TINY, {"encoding": "gqpe"}),
-    "posmlp_t.form_alpha": (TINY, {"encoding": "ggqpe(form='alpha_released')"}),
-    "posmlp_t.form_gamma": (TINY, {"encoding": "ggqpe(form='gamma_released')"}),
+    **{f"posmlp_{size[0]}": (f"posmlp_{size}_224", {}) for size in ("tiny", "small", "base")},
+    **{f"posmlp_t.{name}": (TINY, {"encoding": name}) for name in ("sgu", "gqpe")},
+    **{f"posmlp_t.{name}": (TINY, {"encoding": name, **NO_NORM}) for name in ("lrpe_m", "lrpe", "glrpe")},
+    **{f"posmlp_t.form_{name}": (TINY, {"encoding": f"ggqpe(form='{name}_released')"}) for name in ("alpha", "gamma")},
     "posmlp_t.groups_4_8_16_32": (TINY, {"groups": (4, 8, 16, 32)}),
-    "posmlp_t.window_28": (TINY, {"windows": (28, 14, 14, 7)}),
-    "posmlp_t.window_7": (TINY, {"windows": (7, 14, 14, 7)}),
+    **{f"posmlp_t.window_{side}": (TINY, {"windows": (side, 14, 14, 7)}) for side in (28, 7)},
     "posmlp_t.no_bias": (TINY, {"encoding": "ggqpe(bias=False)"}),
     "posmlp_t.ape": (TINY, {"encoding": "learnable+ggqpe"}),
     "posmlp_t.nonsplit": (TINY, {"combine": "nonsplit"}),
@@ -53,19 +46,10 @@ ROWS = {
 #: layers.
 MORE = {"posmlp_t.no_bias": -COUNTS["posmlp_t.no_bias"]["parameters_never_used"], "gmlp_s": 4 * 196}
 #: Multiply-adds printed in the paper, in G: Tables 2, 3, 5 and 10.
-PRINTED = {
-    "posmlp_t": ("5.2", "5.21"),
-    "posmlp_s": ("8.7",),
-    "posmlp_b": ("18.6",),
-    "posmlp_t.sgu": ("5.10",),
-    "posmlp_t.window_28": ("5.95",),
-    "posmlp_t.window_7": ("5.01",),
-    "posmlp_t.sgu_linear_linear": ("5.10",),
-    "posmlp_t.sgu_conv_linear": ("5.27",),
-    "posmlp_t.sgu_linear_conv": ("4.93",),
-    "gmlp_s": ("4.42",),
-    "gmlp_s.ggqpe": ("4.45",),
-}
+PRINTED = {"posmlp_t": ("5.2", "5.21"), "posmlp_s": ("8.7",), "posmlp_b": ("18.6",), "posmlp_t.sgu": ("5.10",)}
+PRINTED |= {"posmlp_t.window_28": ("5.95",), "posmlp_t.window_7": ("5.01",), "posmlp_t.sgu_linear_linear": ("5.10",)}
+PRINTED |= {"posmlp_t.sgu_conv_linear": ("5.27",), "posmlp_t.sgu_linear_conv": ("4.93",), "gmlp_s": ("4.42",)}
+PRINTED |= {"gmlp_s.ggqpe": ("4.45",)}
 rows = pytest.mark.parametrize("row", ROWS)
 
 

@@ -123,14 +123,8 @@ def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are
 
 
 def pyramid(encoding="peg", prefix=1, **kwargs):
-    return PyramidPosition(
-        partial(build_position, encoding=encoding, **kwargs),
-        Grid(4, 8),
-        dims=(4, 8, 12),
-        depths=(2, 1, 3),
-        num_heads=(1, 2, 3),
-        prefix=prefix,
-    ).double()
+    sizes = {"dims": (4, 8, 12), "depths": (2, 1, 3), "num_heads": (1, 2, 3), "prefix": prefix}
+    return PyramidPosition(partial(build_position, encoding=encoding, **kwargs), Grid(4, 8), **sizes).double()
 
 
 def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
