@@ -14,7 +14,7 @@ from graticule.lab.figures.layers import non_locality_plot
 from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw, images, render, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
@@ -136,28 +136,22 @@ def test_a_query_outside_is_refused_with_its_stage(query):
         assert layer.query == query
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda maps: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
-        (lambda maps: mixing_maps(gated(), layers=[0, -1]), "got -1"),
-        (lambda maps: mixing_maps(gated(), (20, 30)), "`img_size`"),
-        (lambda maps: mixing_maps(tiny("learnable")), "`model` must mix its tokens by position.*VisionTransformer"),
-        (lambda maps: mixing_maps(graticule.create_model("pvt_tiny")), "PyramidVisionTransformer"),
-        (lambda maps: mixing_maps(nn.Linear(2, 2)), "Linear"),
-        (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
-        (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
-        (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
-        (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
-        (lambda maps: bias_sheet([]), "`maps` must have a bias"),
-        (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
-        (lambda maps: non_locality_plot({}), "at least one model"),
-    ],
+test_unreadable_models_and_invalid_drawings_are_refused = refusals(
+    (lambda maps: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
+    (lambda maps: mixing_maps(gated(), layers=[0, -1]), "got -1"),
+    (lambda maps: mixing_maps(gated(), (20, 30)), "`img_size`"),
+    (lambda maps: mixing_maps(tiny("learnable")), "`model` must mix its tokens by position.*VisionTransformer"),
+    (lambda maps: mixing_maps(graticule.create_model("pvt_tiny")), "PyramidVisionTransformer"),
+    (lambda maps: mixing_maps(nn.Linear(2, 2)), "Linear"),
+    (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
+    (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
+    (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
+    (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
+    (lambda maps: bias_sheet([]), "`maps` must have a bias"),
+    (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
+    (lambda maps: non_locality_plot({}), "at least one model"),
+    call=lambda act: act(mixing_maps(gated(POSMLP))),
 )
-def test_unreadable_models_and_invalid_drawings_are_refused(call, message):
-    maps = mixing_maps(gated(POSMLP))
-    with pytest.raises(ValueError, match=message):
-        call(maps)
 
 
 def test_the_distance_by_hand():

@@ -29,16 +29,14 @@ MODELS = {
     "detector": lambda: create_detector("vit_tiny_patch16_224", 3, "fcos", "simple_pyramid(channels=32)", **SIZES),
 }
 INPUTS = {
-    "an array": lambda x: x.numpy(),
-    "None": lambda x: None,
-    "a string": lambda x: "x",
-    "an image in a list": lambda x: [IMAGE],
-    "None in a list": lambda x: [None],
-    "an empty list": lambda x: [],
-    "bytes": lambda x: (x * 9).byte(),
-    "complex": lambda x: x.to(torch.complex64),
-    "meta": lambda x: x.to("meta"),
-    "sparse": lambda x: x.to_sparse(),
+    **{
+        "an array": lambda x: x.numpy(),
+        "None": lambda x: None,
+        "a string": lambda x: "x",
+        "an empty list": lambda x: [],
+    },
+    **{"an image in a list": lambda x: [IMAGE], "None in a list": lambda x: [None], "bytes": lambda x: (x * 9).byte()},
+    **{"complex": lambda x: x.to(torch.complex64), "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse()},
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
 }
 
