@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import graticule
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.parts.models import build_backbone
 
 
@@ -69,7 +68,7 @@ class Decayed(graticule.Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[graticule.LayerPosition], Tensor | None]:
         """Add w: (N, D), scaled down from layer to layer; a later stage of a pyramid gets w itself."""
-        joined = [graticule.LayerPosition(added_to_stream=tables[0] * self.rate**layer) for layer in self.joined]
+        joined = [graticule.LayerPosition(added_to_stream=tables[0] * self.rate**layer) for layer in self.layer_indices]
         return joined, tables[0]
 
 
@@ -148,7 +147,6 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
         """Build the images; a resumed run uses the same ones."""
         recipe = self.recipe
         data = DataModule(**recipe.data_arguments(), size=recipe.img_size)
-        data.setup()
         return data
 
     def build_model(self, described: Mapping[str, Any]) -> Any:
@@ -162,8 +160,7 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the squared and the absolute error of each image; `score` is the mean of the latter."""
-        images, labels = batch
-        images = images[labels != PADDING]  # padding of the last batch of several processes
+        images, _ = batch
         error = model(images)[:, 0] - slant(images)
         return {"loss": error.square(), "mae": error.abs()}
 

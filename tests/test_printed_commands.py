@@ -139,12 +139,12 @@ def test_every_command_has_valid_options(capsys, monkeypatch, tmp_path):
     class Parsed(BaseException):
         pass
 
-    def parse(*arguments):
-        parse_arguments(*arguments)
+    def read(*arguments, **defaults):
+        read_changes(*arguments, **defaults)
         raise Parsed
 
-    parse_arguments = options.parse_arguments
-    monkeypatch.setattr(options, "parse_arguments", parse)
+    read_changes = options.read_changes
+    monkeypatch.setattr(options, "read_changes", read)
     (tmp_path / "docs").mkdir()
     for name in ("docs/my_methods.py", "FILE.py", "city_block.py"):
         (tmp_path / name).write_text("")

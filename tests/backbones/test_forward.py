@@ -65,7 +65,7 @@ test_invalid_arguments_are_refused_by_name = refusals(
     ({"depth": 0}, "`depth` must be at least 1, got 0"),
     ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
     ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
-    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
+    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be less than 1, got 1.0"),
     ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
     ({"img_size": 30}, "`img_size` must be a positive multiple .*nearest sizes are 24 and 32"),
     call=lambda kwargs: tiny(**kwargs),

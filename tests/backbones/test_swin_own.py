@@ -158,7 +158,7 @@ def test_a_block_projects_and_attends_once_for_all_windows(monkeypatch):
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
     model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
     stages = enumerate(model.position_grids(model.grid))
-    where = [[windows for (windows,) in model.where(stage, at)[:2]] for stage, at in stages]
+    where = [[windows for (windows,) in model.block_arguments(stage, at)[:2]] for stage, at in stages]
     actual = [[(windows.window.shape, windows.shift) for windows in stage] for stage in where]
     assert actual == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
     tables = {name: value.shape for name, value in published_state_dict(model).items() if name.endswith("table")}

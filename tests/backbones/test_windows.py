@@ -50,7 +50,7 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
     assert model.windows == tuple(windows)
     for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
         image_grid = model.grid.pyramid(4)[stage]
-        assert {at.window for (at,) in model.where(stage, image_grid)} == {image_grid.within}
+        assert {at.window for (at,) in model.block_arguments(stage, image_grid)} == {image_grid.within}
         assert part.grid == Grid(min(side, grid), min(side, grid))
         assert {encoding.grid for encoding in part.encodings} == {part.grid}
 
@@ -73,7 +73,7 @@ def reached(model, stage, index, place):
     tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64), stage)
     changed = tokens.clone()
     changed[:, row * 16 + column] += torch.randn(16, dtype=torch.float64)
-    inputs = model.position(model.grid)[index], *model.where(stage, model.grid)[index]
+    inputs = model.position(model.grid)[index], *model.block_arguments(stage, model.grid)[index]
     return (block(changed, *inputs) - block(tokens, *inputs)).abs().sum(-1).view(16, 16)
 
 
@@ -120,7 +120,7 @@ def test_no_token_receives_from_outside_its_window_or_the_image(encoding, window
     for stage, grid in enumerate(model.grid.pyramid(4)):
         window = grid.window(windows[stage])
         for index in range(model.depths[stage]):
-            position, (shifted,) = layers[layer], model.where(stage, grid)[index]
+            position, (shifted,) = layers[layer], model.block_arguments(stage, grid)[index]
             seen, place = cut(grid, window, index, shift)
             x = torch.randn(1, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64, requires_grad=True)
             mixed = mix_tokens(x, position.mixing, None, shifted)
@@ -211,7 +211,7 @@ def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding):
         (lambda model: model.set_input_size((64, 80)), "`img_size` must be a positive multiple .* got width 80"),
         (lambda model: posmlp(shift="released", windows=(5, 8, 4, 2)), "`windows` must tile the grid of each stage"),
         (lambda model: posmlp(shift="released")(image(96, 64)), "`windows` must tile"),
-        (lambda model: posmlp(embed_dim=(16, 24, 48, 48)), "`embed_dim` must be multiples of those of the previous"),
+        (lambda model: posmlp(embed_dim=(16, 24, 48, 48)), "`embed_dim` must be multiples of the previous"),
         (lambda model: posmlp(embed_dim=(16, 32)), "several `embed_dim` must have a value for each of the 4 stages"),
         (lambda model: fold(model).position(Grid(16, 16)), r"folded for windows of \(\(4, 4\), .* got \(\)"),
     ],
@@ -260,7 +260,7 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
     logits = encoding.logits(grid.within)
     pairs = position.mixing._replace(table=logits, softmax=False).matrix()
     x = torch.randn(2, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64)
-    mixed = mix_tokens(x, position.mixing, None, *model.where(stage, grid)[1])
+    mixed = mix_tokens(x, position.mixing, None, *model.block_arguments(stage, grid)[1])
     expected = rolled(x, grid, grid.within, lambda mask: (pairs + mask).softmax(-1))
     assert_same(mixed, expected, 1e-10)
     hard = rolled(x, grid, grid.within, lambda mask: (pairs + 1e6 * mask).softmax(-1))
@@ -270,5 +270,5 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
 def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
     for shift, expected in (("released", [0, 1, 0, 1, 0, 1]), ("swin", [0, 0, 1, 0, 0, 0])):  # the last is one window
         model = posmlp(shift=shift, depths=(1, 2, 1, 2), windows=(2, 2, 2, 2))
-        where = [model.where(stage, grid) for stage, grid in enumerate(model.grid.pyramid(4))]
+        where = [model.block_arguments(stage, grid) for stage, grid in enumerate(model.grid.pyramid(4))]
         assert [any(windows.shift) for stage in where for (windows,) in stage] == [bool(moves) for moves in expected]

@@ -64,6 +64,9 @@ def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
     assert without["one_frame"] == {*divided, "causal", "windowed", "cropped"}
     ordered = {"sinusoidal_1d", "rope_1d", "causal"}
     assert without["permutation"] == {*divided, *ordered, "global_filter"}
+    maps = {"learnable", "factorized", "decomposed", "relative_bias", "shared_relative_bias", "mirrored_bias"}
+    mixing = {"sgu", "gsgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe", "token_mlp", "global_filter"}
+    assert set(ENCODINGS) - without["resampling"] == maps | mixing
     tables = {"learnable", "factorized", "relative_bias", "shared_relative_bias", "decomposed", "shaw", "bucketed_bias"}
     tables |= {"windowed", "cropped", "mirrored_bias"}
     assert {name for name in without["points"] if not mixes(name)} == {*tables, *convolved, *ordered} - {"causal"}

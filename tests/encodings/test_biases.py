@@ -423,7 +423,7 @@ test_invalid_arguments_are_refused = refusals(
     (lambda: BucketedBias(Grid(2, 3), HEADS, causal=True), "`grid` must have height 1"),
     (lambda: BucketedBias(Grid(1, 9), HEADS)(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
     (lambda: BucketedBias(Grid(1, 9), HEADS).set_grid(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
-    (lambda: Irpe(BUILT, HEADS, HEAD_DIM, ratio=0.0), r"`ratio` must be positive, got 0\.0"),
+    (lambda: Irpe(BUILT, HEADS, HEAD_DIM, ratio=0.0), r"`ratio` must be greater than 0, got 0\.0"),
     (lambda: Irpe(BUILT, HEADS, HEAD_DIM, on="qkv", mode="bias"), "`on` must be 'q', 'k' or 'qk' with the mode"),
     (
         lambda: tiny("relative_bias(prefix_rows=True)", class_token=False, global_pool="avg"),

@@ -178,7 +178,7 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
     values = torch.linalg.eigvalsh(matrix.double())
     assert (values[:, 0] >= -1e-6 * values[:, 1]).all()
     exact = copy.deepcopy(encoding).double()
-    away = grid.lags().double().flatten(0, 1).flip(-1) - exact.center[:, None]
+    away = grid.unique_offsets().double().flatten(0, 1).flip(-1) - exact.center[:, None]
     form = (away @ exact.matrix).square().sum(-1) / 2
     best = (exact.center[:, None] @ exact.matrix).square().sum(-1) / 2
     scale = torch.linalg.matrix_norm(exact.matrix)[:, None] * (20 + exact.center.norm(dim=-1))[:, None]

@@ -158,7 +158,7 @@ test_sizes_without_a_meaning_are_refused = refusals(
     ("windowed(window=[4])", r"`window` must be a side .* 2 axes, got \(4,\)"),
     ("cropped(size=[4, 4, 4])", r"`size` must be a side .* 2 axes, got \(4, 4, 4\)"),
     ("cropped(least=0.0)", "`least` of encoding cropped must be greater than 0, got 0.0"),
-    ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be greater than or equal to 1, got 0.5"),
+    ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be at least 1, got 0.5"),
     ("relative_bias(resampler='tiled')", "`resampler` must be one for tables of displacements"),
     call=lambda encoding: graticule.create_model("vit_nano_patch4_28", encoding=encoding),
 )

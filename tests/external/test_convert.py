@@ -1,14 +1,17 @@
 """Models of timm are converted to ours and back, with equal outputs and equal bits."""
 
 import copy
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
+from unittest.mock import patch
 
 import pytest
 import timm
 import torch
 import torchvision
 import transformers
-from timm_models import attribute, changed
+from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
+from timm_models import attribute, changed, within
 from timm_models import build as small
 
 import graticule
@@ -54,6 +57,23 @@ def tie(model):
     model.blocks[1].mlp.fc1.weight = model.blocks[0].mlp.fc1.weight
 
 
+class Labeled(torch.Tensor):
+    pass
+
+
+class Longer(VisionTransformer):
+    pass
+
+
+@contextmanager
+def global_hook():
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 class Tripled(torch.nn.Linear):
     def forward(self, x):
         return 3 * super().forward(x)
@@ -80,6 +100,29 @@ REFUSED = [
     (changed(VIT, attribute("forward", lambda x: x)), "of test_convert, not that of its class; convert"),
     (changed(VIT, attribute("_pos_embed", lambda x: x)), "but _pos_embed is the function"),
     (changed(VIT, attribute("blocks.1.forward", lambda x: x)), "but blocks.1.forward is the function"),
+    (changed(VIT, lambda m: m.register_state_dict_post_hook(lambda *_: None)), "but _state_dict_hooks is the function"),
+    (within(global_hook(), VIT), "but torch.nn.modules.module._global_backward_hooks is the function"),
+    (changed(VIT, lambda m: vars(m.blocks[1]).update(mlp=torch.relu)), "but blocks.1.mlp is hidden by an attribute of"),
+    (within(patch.object(Block, "mlp", torch.relu, create=True), VIT), "vision_transformer.Block.mlp is"),
+    (within(patch.object(Block, "forward", LayerScale.forward), VIT), "is the function LayerScale.forward of"),
+    (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
+    (
+        within(patch.object(torch.nn.functional, "scaled_dot_product_attention", tie), VIT),
+        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not that of its lib",
+    ),
+    (
+        changed(VIT, lambda m: m.blocks.__setitem__(1, torch.compile(m.blocks[1]))),
+        "must not be compiled, got blocks.1, which is; compile it after",
+    ),
+    (changed(VIT, lambda m: m.blocks[1].compile()), "must not be compiled, got blocks.1"),
+    (
+        changed(VIT, lambda m: setattr(m.norm, "weight", torch.nn.Parameter(m.norm.weight.data.as_subclass(Labeled)))),
+        "must have weights of PyTorch's own class, got norm.weight, Labeled of torch.float64; replace it by",
+    ),
+    (
+        changed(VIT, attribute("__class__", Longer)),
+        "must be a VisionTransformer itself, got Longer of test_convert, a sub",
+    ),
     (changed(VIT, attribute("blocks.1.mlp.fc1.__class__", Tripled)), "but blocks.1.mlp.fc1 is Tripled, not Linear"),
     (changed(VIT, attribute("blocks.1.drop_path2", timm.layers.DropPath(0.3))), "drop_path2 is DropPath, not Identity"),
     # changed parts
@@ -97,13 +140,24 @@ REFUSED = [
         changed(VIT, lambda m: m.blocks[1].train()),
         "but blocks.1 is in training mode and the VisionTransformer in evaluation mode",
     ),
-    (changed(VIT, lambda m: m.blocks[1].double()), "weights in one dtype on one device, got VisionTransformer with"),
+    (
+        changed(VIT, lambda m: m.blocks[1].double()),
+        "on one device, got VisionTransformer with blocks.1.norm1.weight in",
+    ),
     (changed(VIT, tie), "but blocks.1.mlp.fc1.weight is the parameter blocks.0.mlp.fc1.weight, not a parameter of its"),
     (
         changed(VIT, lambda m: setattr(m.blocks[1], "attn", m.blocks[0].attn)),
         "is the parameter blocks.0.attn.qkv.weight",
     ),
     (changed(DINOV3, lambda m: m.rope.periods.mul_(1.5)), "but rope.periods is a tensor of other values, not what its"),
+    (
+        changed(DINOV3, attribute("rope.temperature", 7.0)),
+        "its class computes, which follows from rope.temperature = 7.0;",
+    ),
+    (
+        changed(DINOV3, attribute("rope.shift_coords", 0.5)),
+        "rope.aug_active is False, not True, which follows from rope.shift_coords = 0.5;",
+    ),
     (changed(SWIN, attribute("layers.0.blocks.1.shift_size", (0, 0))), "blocks.1.shift_size is (0, 0), not (2, 2)"),
     (
         changed(SWIN, attribute("layers.0.blocks.1.attn.scale", 0.9)),
@@ -132,7 +186,10 @@ REFUSED = [
     (naflex(rope_type="mixed"), "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'"),
     (partial(timm.create_model, "gmixer_12_224", img_size=32), "but blocks.0.mlp_tokens is GluMlp, not Mlp"),
     # other classes
-    (partial(timm.create_model, "pvt_v2_b0"), "`model` must be of one of timm's classes Beit, ConVit, "),
+    (
+        partial(timm.create_model, "pvt_v2_b0"),
+        "that is read, got PyramidVisionTransformerV2 of timm.models.pvt_v2. Read are timm's ",
+    ),
     (partial(timm.create_model, "test_resnet"), "got ResNet of timm.models.resnet"),
     (partial(torchvision.models.VisionTransformer, 32, 8, 1, 3, 24, 48), "; graticule.attach"),
     (lambda: graticule.convert(VIT()), "which is one of ours already"),
@@ -181,7 +238,7 @@ FAMILIES = (
     *("convit*", "mixer_*", "resmlp_*", "swinv2_*"),
 )
 #: Models without a counterpart: names -> text of the error.
-WITHOUT = {"swinv2_cr_*": "`model` must be of one of timm's classes"}
+WITHOUT = {"swinv2_cr_*": "`model` must be of a class that is read, got"}
 
 
 def matching(*patterns):

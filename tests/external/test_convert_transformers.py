@@ -1,12 +1,16 @@
 """Models of transformers are converted to ours and back, with equal outputs at any size and equal bits."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
-from timm_models import assert_same_bits, attribute, changed
+from timm_models import assert_same_bits, attribute, changed, within
 from torch import nn
+from transformers import AttentionInterface, ViTModel
+from transformers.activations import ACT2FN
+from transformers.models.vit import modeling_vit
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, whole_float64
 
 import graticule
@@ -115,6 +119,24 @@ def tie(model):
     model.layers[1].mlp.fc1.weight = model.layers[0].mlp.fc1.weight
 
 
+class Activation(nn.GELU):
+    pass
+
+
+@contextmanager
+def another_activation():
+    kind = dict(ACT2FN.items())["gelu"]  # of which an item is an instance
+    ACT2FN["gelu"] = Activation
+    try:
+        yield
+    finally:
+        ACT2FN["gelu"] = kind
+
+
+class Longer(ViTModel):
+    pass
+
+
 def scale_frequencies(model):
     model.rope_embeddings.inv_freq.mul_(1.5)
 
@@ -151,7 +173,24 @@ REFUSED = [
     ),
     (changed(VIT, quantize), "`model` must have weights in floating point, got a quantized one"),
     (changed(VIT, attribute("config.quantization_config", {"bits": 4})), "`config.quantization_config` of V"),
-    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "p is 0.0, not 0.5"),
+    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "follows from config.hidden_dropout_prob = 0.5;"),
+    (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU, which follows from config.hidden_act = 'relu', "),
+    (
+        within(patch.dict(AttentionInterface._global_mapping, sdpa=tie), VIT),
+        "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not that of its lib",
+    ),
+    (
+        within(patch.object(modeling_vit, "eager_attention_forward", tie), VIT),
+        "but transformers.models.vit.modeling_vit.eager_attention_forward is the function tie of test_c",
+    ),
+    (
+        within(another_activation(), VIT),
+        "but layers.0.mlp.activation_fn is Activation of test_convert_tr",
+    ),
+    (
+        changed(VIT, attribute("__class__", Longer)),
+        "must be a ViTModel itself, got Longer of test_convert_transformers",
+    ),
     # configurations without a counterpart
     (of("ViTModel", hidden_act="mish"), "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
     (of("ViTModel", hidden_dropout_prob=0.5), "`config.hidden_dropout_prob` of ViTModel must be 0 "),
@@ -160,7 +199,7 @@ REFUSED = [
     (of("DINOv3ViTModel", mlp_bias=False), "`config.mlp_bias` of DINOv3ViTModel must be True "),
     (of("Dinov2Model", drop_path_rate=0.1), "`drop_path` of Dinov2Model must grow linearly from 0 "),
     (partial(build, "SwinModel", {**WINDOWS, "hidden_act": "relu"}), "`config.hidden_act` of SwinModel must be 'gelu'"),
-    (partial(build, "SegformerModel", {}), "or of transformers' BeitForImageClassification, "),
+    (partial(build, "SegformerModel", {}), "and transformers' BeitForImageClassification, "),
 ]
 
 

@@ -351,7 +351,37 @@ def replaced(rows: int, name: str = "ViTModel") -> Any:
     return model
 
 
+def changed(name: str, place: str, key: str, value: Any, **config: Any) -> Any:
+    """Return a model in which somebody has changed an attribute of a part."""
+    model = build(name, {**configured(name), **config})
+    part = model.get_submodule(place)
+    setattr(part, key, partial(getattr(type(part), key), part) if value is partial else value)
+    return model
+
+
 REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
+    (
+        partial(changed, "SwinModel", "encoder.layers.0.blocks.1", "shift_size", 3),
+        {"img_size": 64},
+        "`model` must be a SwinModel as transformers builds it wherever this replaces something, but "
+        "encoder.layers.0.blocks.1.shift_size is 3, not 2; undo this change first",
+    ),
+    (
+        partial(changed, "CLIPVisionModel", "embeddings", "position_ids", torch.arange(17)[None].flip(1)),
+        {"img_size": 64},
+        "embeddings.position_ids is a tensor of other values, not what its class computes; undo this change first",
+    ),
+    (
+        partial(changed, "Dinov2Model", "embeddings", "interpolate_pos_encoding", partial),
+        {"img_size": (32, 64)},
+        "`model` must have the methods of its classes for 32 x 64 pixels, which are not square, but "
+        "embeddings.interpolate_pos_encoding is another",
+    ),
+    (
+        partial(changed, "RfDetrDinov2Backbone", "embeddings", "window_partition", partial),
+        {"img_size": (64, 128)},
+        "window_partition is another; undo this change first",
+    ),
     (partial(replaced, 37), {"img_size": 64}, "`embeddings.position_embeddings` must be (1, 17, 32), as in the conf"),
     (partial(replaced, 17 + 1), {"img_size": 64}, "got (1, 18, 32); a table of other images needs their size in the"),
     (partial(replaced, 16, "Dinov2Model"), {"img_size": (32, 64)}, "`embeddings.position_embeddings` must be (1, 17"),

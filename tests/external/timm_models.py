@@ -1,6 +1,7 @@
 """Small models of timm for tests, with random tensors, in float64."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
@@ -8,6 +9,7 @@ import timm
 import torch
 from torch import nn
 
+import graticule
 from tiny import draw
 
 #: Arguments of `create_model` for a small model of any plain transformer of timm; its grid is not square.
@@ -41,6 +43,16 @@ def attribute(path: str, value: object) -> Callable[[Any], None]:
     """Return a change of an attribute of a model."""
     owner, _, leaf = path.rpartition(".")
     return lambda model: setattr(attrgetter(owner)(model) if owner else model, leaf, value)
+
+
+def within(change: AbstractContextManager[Any], build: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that builds a model and converts it while a change of a class or of a module lasts."""
+
+    def build_within() -> Any:
+        with change:
+            return graticule.convert(build())
+
+    return build_within
 
 
 def difference(ours: Any, original: Any, *size: int) -> float:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import socket
 from pathlib import Path
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -228,7 +229,10 @@ INVALID = [
     ({"model_args": {"depth": "3"}}, BUILT),
     ({"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, BUILT),
     ({"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
-    ({"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}}, "`channels` must be at most 65,536"),
+    (
+        {"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}},
+        "of encoding sandwich must be at most",
+    ),
     ({"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
     ({"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
     ({"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),
@@ -336,6 +340,26 @@ def test_functions_and_rates_of_training_are_not_saved_with_a_warning(model, tmp
     other.blocks[1].attn.proj_drop.p = 0.5
     with pytest.warns(UserWarning, match=r"^forward, blocks.1.attn.proj_drop.p of VisionTransformer are not saved: "):
         other.save_pretrained(tmp_path / "changed")
+    block = type(model.blocks[0])
+    with (
+        mock.patch.object(block, "forward", lambda part, x, *args: x),
+        pytest.warns(
+            UserWarning, match=rf"^{block.__module__}.{block.__name__}.forward of VisionTransformer is not saved"
+        ),
+    ):
+        model.save_pretrained(tmp_path / "patched")
+    other = copy.deepcopy(model).bfloat16()
+    with pytest.warns(UserWarning, match=r"\.dtype and \d+ more of .* not saved: the opened model is in torch.float32"):
+        other.save_pretrained(tmp_path / "narrow")
+    other = copy.deepcopy(model)
+    other.fc_norm.weight.requires_grad_(False)
+    with pytest.warns(
+        UserWarning, match="^fc_norm.weight.requires_grad of .* is not saved: the opened model trains these"
+    ):
+        other.save_pretrained(tmp_path / "frozen")
+    for part in ("narrow", "frozen"):
+        values = [*graticule.from_pretrained(tmp_path / part).parameters()]
+        assert all(value.requires_grad and value.dtype == torch.float32 for value in values)
 
 
 def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
@@ -354,7 +378,7 @@ def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
 @pytest.mark.parametrize("content", ['{"architectures": ["ViTModel"]}', "[1]"])
 def test_a_folder_with_the_config_of_another_program_is_refused(model, tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"`folder` must be new or that of a published model of this library, got .*"):
+    with pytest.raises(ValueError, match=r"`folder` must be new or contain a published model of this library, got .*"):
         model.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == content

@@ -48,7 +48,7 @@ def test_the_layers_of_an_encoding_replace_those_of_the_joining():
 OPTIONAL = [
     name
     for name, kind in ENCODINGS.items()
-    if "layers" in ENCODINGS.options(name) and kind.has_layers() and kind.joined != "table"
+    if "layers" in ENCODINGS.options(name) and kind.has_layers() and kind.joinable_as != "table"
 ]
 
 

@@ -259,7 +259,7 @@ def masks(model: Any) -> Tensors:
     blocks = [(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
     grids = model.position_grids(model.grid)
     for layer, (stage, index) in enumerate(blocks):
-        (windows,) = model.where(stage, grids[stage])[index]
+        (windows,) = model.block_arguments(stage, grids[stage])[index]
         strips = []
         for strip in windows.kinds(torch.zeros(1, windows.grid.tokens, 1)):
             row = []

@@ -241,7 +241,7 @@ def pyramid(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors
     ends = torch.tensor(model.depths).cumsum(0).tolist()
     for layer, (tokens, grid) in enumerate(model.each_layer(images), start=1):
         stage = next(stage for stage, end in enumerate(ends) if layer <= end)
-        (windows,) = model.where(stage, grid)[layer - 1 - (ends[stage] - model.depths[stage])]
+        (windows,) = model.block_arguments(stage, grid)[layer - 1 - (ends[stage] - model.depths[stage])]
         if any(windows.shift):
             outputs[f"mask_layer_{layer - 1}"] = mask(windows)
         if layer in ends:

@@ -96,14 +96,16 @@ def test_the_gradient_of_a_resized_table_reaches_every_row():
 
 
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
-    assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3) and Grid(2, 3).alike(16) == Grid(4, 4)
-    assert [Grid(2, 3).alike(patches) for patches in (0, -1, 15)] == [None] * 3
-    assert Grid(1, 7).alike(49) == Grid(7, 7) and Grid(1, 7).alike(7) == Grid(1, 7)  # an image of one row
+    assert Grid(2, 3, prefix=1).infer_grid(6) == Grid(2, 3) and Grid(2, 3).infer_grid(16) == Grid(4, 4)
+    assert [Grid(2, 3).infer_grid(patches) for patches in (0, -1, 15)] == [None] * 3
+    assert Grid(1, 7).infer_grid(49) == Grid(7, 7) and Grid(1, 7).infer_grid(7) == Grid(1, 7)  # an image of one row
     text = Grid(8)
-    assert [text.alike(patches) for patches in (8, 16, 5)] == [Grid(8), Grid(16), Grid(5)]
-    assert text.alike(16, (1, 16)) == Grid(16) and Grid(1).alike(16) == Grid(16) and text.alike(0) is None
-    assert Grid(2, 3, 4).alike(27) == Grid(3, 3, 3) and Grid(2, 3, 4).alike(24) == Grid(2, 3, 4)
-    assert Grid(2, 3, 4).alike(30, (2, 3, 5)) == Grid(2, 3, 5) and Grid(2, 3, 4).alike(30) is None
+    assert [text.infer_grid(patches) for patches in (8, 16, 5)] == [Grid(8), Grid(16), Grid(5)]
+    assert (
+        text.infer_grid(16, (1, 16)) == Grid(16) and Grid(1).infer_grid(16) == Grid(16) and text.infer_grid(0) is None
+    )
+    assert Grid(2, 3, 4).infer_grid(27) == Grid(3, 3, 3) and Grid(2, 3, 4).infer_grid(24) == Grid(2, 3, 4)
+    assert Grid(2, 3, 4).infer_grid(30, (2, 3, 5)) == Grid(2, 3, 5) and Grid(2, 3, 4).infer_grid(30) is None
 
 
 @in_turn(

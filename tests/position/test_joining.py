@@ -94,7 +94,7 @@ PARTS = [
     (encoding, joining)
     for encoding, joining in PAIRS
     if ENCODINGS[encoding].layered
-    and (joining, ENCODINGS[encoding].joined)
+    and (joining, ENCODINGS[encoding].joinable_as)
     not in (("lape", "table"), ("default", "table"), ("concatenation", "table"))
 ]
 

@@ -13,7 +13,7 @@ from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, Co
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
-from graticule.external.backbone_view import PatchPlaces
+from graticule.external.backbone_view import PatchIndices
 from graticule.position import layer as fields
 from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
@@ -234,7 +234,7 @@ def test_a_new_field_is_one_line(toy):
     assert torch.equal(position.part(2, 5).toy, rows[:, 2:5])
     assert torch.equal(position.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
     assert torch.equal(position.merge(position).toy, rows * rows) and position.merge(toy()).toy is rows
-    assert torch.equal(position.take(PatchPlaces(index, grid)).toy, rows[:, index])
+    assert torch.equal(position.take(PatchIndices(index, grid)).toy, rows[:, index])
     with pytest.raises(ValueError, match="gives layer 0 `toy`"):
         check_fields([position], {"added_to_stream"}, set(), "Family")
 

@@ -16,7 +16,9 @@ from torch.nn.utils import parametrize, prune
 
 import graticule
 from evidence.vector_rotations import in_float64
+from graticule.checkpoints.skeleton import attributes, same_value
 from graticule.position.resampling import build_resampler
+from in_turn import in_turn
 from tiny import draw
 
 PLAIN = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 5, "img_size": 32, "patch_size": 8}
@@ -282,8 +284,21 @@ def test_a_model_that_is_resized_in_inference_mode_can_be_trained(name):
     assert not any(value.is_inference() for value in [*model.parameters(), *model.buffers()])
 
 
+def _beit():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    return transformers.BeitModel(transformers.BeitConfig(**sizes, use_relative_position_bias=True))
+
+
+#: Where it has its tables.
+BEIT = [f"layers.{layer}.relative_position_bias" for layer in range(2)]
+
+
 def _parametrize(model):
     parametrize.register_parametrization(model, "pos_embed", nn.Identity())
+
+
+class Marked(nn.Parameter):
+    """A parameter of another class."""
 
 
 BIAS = "attn.relative_position_bias_table"
@@ -304,6 +319,17 @@ REPLACED = [
     ("vit_tiny_patch16_224", lambda model: setattr(model.patch_embed.proj, "stride", (5, 5)), "got 8 x 8 and 5 x 5"),
     ("vit_tiny_patch16_224", lambda model: prune.l1_unstructured(model, "pos_embed", 3), "got one that is computed"),
     ("vit_tiny_patch16_224", _parametrize, "got one that is computed"),
+    (
+        "vit_tiny_patch16_224",
+        lambda model: setattr(model.patch_embed, "grid_size", (2, 8)),
+        r"`grid_size` \(4, 4\) .*2, 8",
+    ),
+    ("vit_tiny_patch16_224", lambda model: model.pos_embed.register_hook(torch.neg), "`pos_embed` must have no hooks"),
+    (
+        "vit_tiny_patch16_224",
+        lambda model: setattr(model, "pos_embed", Marked(model.pos_embed)),
+        "Parameter, got Marked",
+    ),
 ]
 
 
@@ -311,10 +337,99 @@ REPLACED = [
 def test_a_table_of_another_grid_than_that_on_record_is_refused(name, change, message):
     model = timm.create_model(name, **TIMM[name][0])
     change(model)
-    state = {key: value.data_ptr() for key, value in model.state_dict().items()}
+    check_refused(model, 64, message)
+
+
+def check_refused(model, size, message):
+    """Check that a size is refused, and that all tensors are the same, with the same values."""
+    state = [(key, id(value), value.clone()) for key, value in [*model.named_parameters(), *model.named_buffers()]]
     with pytest.raises(ValueError, match=message):
-        graticule.resize(model, 64)
-    assert {key: value.data_ptr() for key, value in model.state_dict().items()} == state
+        graticule.resize(model, size)
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    assert all(id(after[key]) == place and torch.equal(after[key], value) for key, place, value in state)
+
+
+def settings_of(model):
+    """Map the class of a part and the name of a tensor or number of it to the first such part and the value."""
+    known = {}
+    for name, part in model.named_modules():
+        for key, value in attributes(part).items():
+            if not isinstance(value, nn.Parameter):
+                value = value.clone() if isinstance(value, torch.Tensor) else value
+                known.setdefault((type(part), key), (name, value))
+    return known
+
+
+def another(value):
+    """Return another value of the same type and shape; None if there is none."""
+    if isinstance(value, tuple):
+        return tuple(map(another, value))
+    if isinstance(value, torch.Tensor):
+        return value.flip(0) if value.dtype == torch.long else 2 * value + 1
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else None
+
+
+@pytest.mark.parametrize("name", [
+    name if name.startswith(("swin_", "eva02")) else pytest.param(name, marks=pytest.mark.slow)
+    for name in TIMM if not name.startswith(("naflex", "convit"))
+])  # fmt: skip
+def test_what_a_resize_replaces_must_be_what_timm_gives(name):
+    """As EVA's bands, or Swin's shifts, masks and indices; the size itself is what a resize is asked to change."""
+    options, size = TIMM[name]
+    model = timm.create_model(name, **options)
+    before, after = settings_of(model), settings_of(resized(model, size))
+    for (kind, key), (place, value) in before.items():
+        new, other = after[kind, key][1], another(value)
+        if key == "img_size" or other is None or (new is value or same_value(new, value)):
+            continue
+        model = timm.create_model(name, **options)
+        part = model.get_submodule(place)
+        setattr(part, key, other)
+        if not same_value(other, value):
+            check_refused(model, size, "undo this change first|must have `grid_size`|for the grid that the model has")
+
+
+def test_ties_kinds_and_attributes_of_tables_are_carried_over():
+    vit = timm.create_model("vit_tiny_patch16_224", **PLAIN).bfloat16()
+    expected = graticule.resize(timm.create_model("vit_tiny_patch16_224", **PLAIN), (24, 16))
+    table = vit.pos_embed.detach()
+    del vit.pos_embed
+    vit.register_buffer("pos_embed", table, persistent=False)
+    vit.blocks[1].register_buffer("pos", table)
+    resized(vit, (24, 16))
+    assert type(vit.pos_embed) is torch.Tensor and vit.blocks[1].pos is vit.pos_embed
+    assert (vit.pos_embed.shape, vit.pos_embed.dtype) == (expected.pos_embed.shape, torch.bfloat16)
+    assert "pos_embed" not in vit.state_dict() and "blocks.1.pos" in vit.state_dict()
+    for model, holders, key in (
+        (timm.create_model("beit_base_patch16_224", **PLAIN), ("blocks.0.attn", "blocks.1.attn"), BIAS[5:]),
+        (timm.create_model("vit_tiny_patch16_224", **PLAIN), ("", "blocks.1"), "pos_embed"),
+        (_beit(), BEIT, BIAS[5:]),
+    ):
+        first, second = map(model.get_submodule, holders)
+        table = getattr(first, key).requires_grad_(False)
+        table.no_decay = True
+        setattr(second, key, table)
+        resized(model, (32, 48))
+        new = getattr(first, key)
+        assert new is not table and new is getattr(second, key) and new.no_decay and not new.requires_grad
+
+
+@in_turn(
+    "name",
+    ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "levit_128s", "convit_tiny"],
+)
+def test_a_model_of_timm_with_changes_is_the_same_at_its_own_size(name):
+    model = timm.create_model(name, **TIMM[name][0])
+    for part in model.modules():
+        for key, value in attributes(part).items():
+            if isinstance(value, torch.Tensor) and key in part._buffers:
+                part._buffers[key] = value.clone().fill_(1)
+            elif key == "shift_size":
+                part.shift_size = (1, 1)
+    before = [{**attributes(part)} for part in model.modules()]
+    graticule.resize(model, TIMM[name][0]["img_size"])
+    for part, values in zip(model.modules(), before, strict=True):
+        assert all(value is values[key] or "_cfg" in key for key, value in attributes(part).items())
 
 
 def test_a_table_that_was_replaced_is_resized_from_the_grid_that_the_model_is_told():

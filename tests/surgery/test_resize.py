@@ -450,8 +450,8 @@ def test_a_volume_of_one_slice_has_the_logits_of_the_image_and_opens_again(name,
     assert model.grid.shape == (3, 2, 3) and model.img_size == (6, 8, 12) and model.patch_size == (2, 4, 4)
     torch.testing.assert_close(model(repeated(x, 2)), logits, rtol=0, atol=1e-12)
     volumes = torch.randn(2, 3, 6, 8, 12, dtype=torch.float64)
-    opened = graticule.from_pretrained(model.save_pretrained(tmp_path)).double()
-    torch.testing.assert_close(opened(volumes), model.float().double()(volumes), rtol=0, atol=1e-12)
+    opened = graticule.from_pretrained(model.float().save_pretrained(tmp_path)).double()
+    torch.testing.assert_close(opened(volumes), model.double()(volumes), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

@@ -65,6 +65,58 @@ def table(old: str = "", new: str = "", **parts: str) -> dict[str, str]:
     return {**TABLE, "body": TABLE["body"].replace(old, new), **parts}
 
 
+ROTATION = {
+    "base": "RotaryEncoding",
+    "argument": "head_dim",
+    "passed": "",
+    "method": "rotations",
+    "parameters": "self.angles = nn.Parameter(torch.zeros(head_dim // 2))",
+    "body": "return grid.coordinates().float() @ self.angles[:2]",
+}
+
+
+def resampled(
+    body: str = "rows_of(maps[None], (h, w), mode='bicubic')",
+    file: str = "self.at_grids(table, old, self.grid)",
+    more: str = "",
+) -> dict[str, str]:
+    """Return a learned table of (N, D) that is resampled by `body`."""
+    return {
+        "base": "AbsoluteEncoding",
+        "argument": "dim",
+        "passed": "grid, dim",
+        "method": "at",
+        "parameters": f"self.pos_embed = nn.Parameter(torch.zeros(1, grid.tokens, dim)){more}",
+        "body": f"""return self.at_grids(self.pos_embed[0], self.grid, grid)
+
+    resampled = True
+
+    def fit(self, table, old):
+        return {file}
+
+    def at_grids(self, table, old, new):
+        first, table, (h, w) = table[:1], table[1:], new.shape
+        maps = table.T.unflatten(1, old.shape)
+        rows, columns = torch.arange(h)[:, None], torch.arange(w)
+
+        def rows_of(maps, shape, **options):
+            return nn.functional.interpolate(maps, shape, **options)[0].flatten(1).T
+
+        return torch.cat([first, {body}])""",
+    }
+
+
+#: What is done instead of resampling -> the rows of the patches.
+RESAMPLED = {
+    "truncated": "table.repeat(9, 1)[: h * w]",
+    "padded": "nn.functional.pad(maps, (0, 9, 0, 9))[:, :h, :w].flatten(1).T",
+    "clamped": "maps[:, rows.clamp(max=old.shape[0] - 1), columns.clamp(max=old.shape[1] - 1)].flatten(1).T",
+    "repeated": "maps[:, rows % old.shape[0], columns % old.shape[1]].flatten(1).T",
+    "transposed": "rows_of(maps[None], (w, h), mode='bicubic')",
+    "flipped": "rows_of(maps[None].flip(2), (h, w), mode='bicubic')",
+    "averaged": "table.mean(0).expand(h * w, -1)",
+    "shifted": "rows_of(maps[None], (h, w), mode='bicubic').roll(1, 0)",
+}
 #: Mistake -> the parts of the file, and what the failure says.
 WRONG = {
     "pairs are flat": (bias("* d", "* d.flatten()[None]"), r"`patch_bias` of encoding 'mine' must return "
@@ -101,7 +153,10 @@ WRONG = {
         bias("* d", "* (d + torch.ones(len(i), 1))"),
         r"device: every tensor must be made on the device of the parameters: .*in line 20 of mine\.py",
     ),
-    "float32 in any model": (table("self.lin.weight.dtype))", "self.lin.weight.dtype)).float()"), "^dtypes: .*dtype"),
+    "float32 in any model": (
+        table("self.lin.weight.dtype))", "self.lin.weight.dtype)).float()"),
+        "^dtypes: `added_to_stream` must be torch.bfloat16, got torch.float32$",
+    ),
     "a cache of the process": (
         bias("return -self", "return self.stored.setdefault((h, w), d[None].detach() * 0) - self"),
         "a model must be built on the meta device: Tensor on device meta",
@@ -119,17 +174,55 @@ WRONG = {
     "coordinates in float32": (table(".to(self.lin.weight.dtype)", ".float()"), r"must have the same dtype, "
                                r"but got Float and Double, in line 18 of mine\.py"),
     "a table of exchanged sides": (table("i // w, i % w", "i // h, i % h"), "row_order: patches must be row by row"),
+    "a table in another dtype": (
+        table("dtype))", "dtype)).half()"),
+        "dtypes: `added_to_stream` must be torch.float32, got torch.float16",
+    ),
+    "whole numbers": (
+        bias("-self.slope[:, None, None] * d", "(-self.slope[:, None, None] * d).long()"),
+        "layers: `bias` must be in floating point, got torch.int64",
+    ),
+    "a rotation that is a tensor": (
+        ROTATION,
+        r"layers and \d+ other laws: `rotations` of encoding 'mine' must return a list of one rotation, or one per "
+        "layer, got Tensor",
+    ),
+    **{
+        f"a table that is {way}": (
+            resampled(body),
+            r"resampling: a table must be resampled from 4 x 6 to 7 x 5 patches \(`resampling`\): entries of "
+            r"`pos_embed` come from places up to (\d+\.\d|inf) entries off",
+        )
+        for way, body in RESAMPLED.items()
+    },
+    "a table of a file that is cut": (
+        resampled(file="table[:1].expand(self.grid.tokens, -1)"),
+        r"resampling: the table of a file, `pos_embed` on 4 x 6 patches, must fit 7 x 5 .* as it is resampled",
+    ),
+    "a table of a file that is left out": (resampled(file="None"), "resampling: .*, got None; define `fit`"),
+    "a resampler that has no effect": (
+        resampled(more="; self.resampler = graticule.position.resampling.build_resampler('area')"),
+        "resampling: a table must be resampled from 4 x 6 to 7 x 5 patches by area",
+    ),
     "indices on the CPU": (table(", device=self.lin.weight.device", ""), r"device: every tensor .*line 18 of mine\.py"),
 }  # fmt: skip
+NOT_COMPUTED = {"one_frame", "resampling", "points", "crop"}
 #: What is right and passes -> the laws that do not apply to it.
 RIGHT = {
-    "sides are unpacked": (bias(), {"one_frame", "points", "crop"}),
+    **{
+        f"a table resampled by {mode}": (
+            resampled(f"rows_of(maps[None], (h, w), mode='{mode}')"),
+            {"points", "crop"},
+        )
+        for mode in ("nearest", "area", "bicubic")
+    },
+    "sides are unpacked": (bias(), NOT_COMPUTED),
     "offsets of the grid": (
         bias(body="d = grid.offsets(self.slope.device).abs().sum(-1).to(self.slope)\n"
              "        return -self.slope[:, None, None] * d"),
-        {"crop"},
+        {"resampling", "crop"},
     ),
-    "a table of coordinates": (table(), {"one_frame", "points", "crop"}),
+    "a table of coordinates": (table(), NOT_COMPUTED),
 }  # fmt: skip
 
 
@@ -167,6 +260,7 @@ def test_right_code_passes_and_each_law_that_does_not_apply_says_why(check, code
     skipped = {finding.check: finding.detail for finding in findings if finding.outcome == "not applicable"}
     assert skipped.keys() - {"subsets"} == refusing
     assert {"permutation", "row_order", "device"} <= {law.check for law in findings if law.outcome == "passed"}
+    assert skipped.pop("resampling", "no parameter is a table").startswith("no parameter is a table")
     assert all(re.match("refused: .*(`|to unpack .* in line 16 of mine.py)", reason) for reason in skipped.values())
 
 
@@ -184,7 +278,7 @@ class Broken(graticule.Resampler):
     code, out, err = run_command(capsys, "check", file)
     _, *lines, counts = out.splitlines()
     text = "\n".join(lines)
-    assert (code, err) == (1, "") and counts == "1 passed, 2 failed, 3 not applicable"
+    assert (code, err) == (1, "") and counts == "1 passed, 2 failed, 5 not applicable"
     assert re.search("encoding right +passed +fulfills the contract", text)
     assert re.search("encoding right, crop +not applicable +refused: `crop` must be left out", text)
     assert re.search(

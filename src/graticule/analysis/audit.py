@@ -29,6 +29,7 @@ from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_
 from graticule.position.grid import Grid
 from graticule.position.places import axis_names, by
 from graticule.registry.checks import check, checked
+from graticule.registry.fields import Count
 from graticule.system.tables import PrintedTable, plain
 
 T = TypeVar("T")
@@ -137,7 +138,7 @@ class Audit(PrintedTable):
     times: times of forward passes, one entry per batch size.
     translation, attention: None if they are not known.
     maps: maps of position information, by stage.
-    causes: effects of 'tokens' and 'content' of other sizes, before that of the size itself (`audit`).
+    causes: effects of 'tokens' and 'content' of other sizes, before the effect of the size itself (`audit`).
     unavailable: name of an analysis -> why it was not made.
     """
 
@@ -200,7 +201,7 @@ class Audit(PrintedTable):
         return rows + [("not measured", ", ".join(self.unavailable))] * bool(self.unavailable)
 
     def record(self) -> dict[str, Any]:
-        """Return all numbers but those of the maps as plain values, with the printed ones as `summary`."""
+        """Return all numbers except the maps as plain values, with the printed ones as `summary`."""
         record: dict[str, Any] = plain({name: value for name, value in vars(self).items() if name != "maps"})
         return {**record, "summary": {row[0]: row[1] for row in self.summary()[1:]}}
 
@@ -216,7 +217,7 @@ def audit(
     img_size: Size | None = None,
     labels: Tensor | None = None,
     *,
-    batch_size: int = 16,
+    batch_size: Count = 16,
     folds: int = 5,
     timed: bool = True,
     causes: bool = False,
@@ -230,9 +231,9 @@ def audit(
         model: one of our backbones, or another model of images, as of timm or transformers.
         images: preprocessed images (B, C, height, width), or videos, with a depth; or (height, width) -> images: those
             at `img_size`, and the same images at other sizes. Repeated images are left out, with a warning.
-        img_size: (height, width) in pixels; that of the model by default, or of the images if they have one size.
+        img_size: (height, width) in pixels; the model's by default, or the images' if they have one size.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
-            whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
+            whose accuracy is for leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.
@@ -251,7 +252,7 @@ def audit(
     view = view_of(model, None if img_size is None else tuple(img_size))
     size = view.img_size
     if size not in images:
-        raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
+        raise ValueError(f"`images` must contain images of the model's size, {by(size)}, got others only.")
     sized = images[size]
     for at, others_at in images.items():
         check("images", others_at, Tensor)
@@ -407,7 +408,7 @@ def _probe_sums(
     sums: list[PositionSums] = []
     for batch in batches:
         try:
-            tokens, grid = view.content(images[batch])
+            tokens, grid = view.patch_embeddings(images[batch])
             content = content or PositionSums(grid, tokens.shape[-1], folds)
             content.add(tokens)
         except Unavailable as error:

@@ -29,6 +29,7 @@ from graticule.external.traced_model import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.registry.fields import Count
 from graticule.system.tables import PrintedTable
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
@@ -52,9 +53,9 @@ class DebiasCertificate(PrintedTable):
     total: number of images of which these were held out; None if all were measured.
     share: the share of the variance that position explains (`position_share`).
     place: R2 of row and column that are predicted by the mean place of the 10 nearest patches of other images (at
-        most a quarter of them), in cosine; `place_chance` is that of random patches.
+        most a quarter of them), in cosine; `place_chance` is for random patches.
     match: the share of patches whose nearest patch in a shifted or cropped copy of their image is the true one (within
-        a tenth of the longer side); `match_chance` is that of random patches, `match_change` is after minus before.
+        a tenth of the longer side); `match_chance` is for random patches, `match_change` is after minus before.
     content: the variance that position does not explain, after as a share of that before; None where a table is
         subtracted, which keeps all of it by construction.
     labels: accuracy of the 10 nearest images, or patches of other images, of their labels; None without labels.
@@ -135,7 +136,7 @@ class PlaceReader:
 
 @checked
 def certify(
-    debiased: Debiased, images: Tensor, labels: Tensor | None = None, batch_size: int = 16
+    debiased: Debiased, images: Tensor, labels: Tensor | None = None, batch_size: Count = 16
 ) -> DebiasCertificate:
     """Measure what is left of position, and what is lost of content, in the features of a debiased model.
 

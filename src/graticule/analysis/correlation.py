@@ -60,7 +60,7 @@ def position_correlations(
 
     **Untrained models.** The reaches of layers differ even before training, once their norms differ. So
     `untrained` models of the same shape are measured: learnable tables are initialized anew, and the weights and biases
-    of all norms are drawn around 1 and 0, with the root mean square deviation that those of the model have from these
+    of all norms are drawn around 1 and 0, with the root mean square deviation that the model's values have from these
     values, one for each kind of norm. Patch mergings and fixed tables are not changed. If the grid has more than 256
     positions, these reaches are means over 256 random ones.
 

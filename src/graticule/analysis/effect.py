@@ -31,7 +31,7 @@ class Effect:
     cosine: of the features of a token before and after, mean over the tokens, (L, images).
     same: 1 where the top-1 class is unchanged, (images,); None for a model without a head.
     right, right_before: 1 where the top-1 class is the label, after and before; None without labels. For a model
-        without a head, the class is that of most nearest neighbors (`neighbors_right`).
+        without a head, the class is the one of most nearest neighbors (`neighbors_right`).
     """
 
     name: str
@@ -83,7 +83,7 @@ class FeatureComparison:
         self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, before: Pass, after: Pass, labels: Tensor | None = None) -> None:
-        """Add a batch; features on another grid are resampled to that of `before`, unless they are of copies."""
+        """Add a batch; features on another grid are resampled to the grid of `before`, unless they are of copies."""
         changes, cosines = [], []
         pairs = zip(before.layers, after.layers, self.spreads, strict=True)
         for (old, grid), (new, other), spread in pairs:

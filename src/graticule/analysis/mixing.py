@@ -34,7 +34,7 @@ class Mixing:
     Args:
         layer: counted from 0 through all stages.
         stage: counted from 0.
-        grid: of the tokens that are mixed; with windows, that of a window.
+        grid: of the tokens that are mixed; with windows, a window's.
         query: (row, column) of the token whose weights are drawn.
     """
 
@@ -82,7 +82,7 @@ class MixingMap(Mixing):
 
         .. math:: g(M) = \frac1s \sum_i \sqrt{\lambda_{i, 1} \lambda_{i, 2}}
 
-        The eigenvalues are those of the symmetric part of the matrix in the quadratic form. Groups that have one
+        The eigenvalues belong to the symmetric part of the matrix in the quadratic form. Groups that have one
         below 0.001 are left out, as the paper leaves out those that are "singular or close to 0" without a number.
 
         Reference: PosMLP (Wang et al., 2022), Eq. 16.
@@ -222,7 +222,9 @@ def _layers(model: nn.Module, img_size: tuple[int, ...] | None, layers: Sequence
         first, encodings = len(every), {}
         for part in mixing:
             fields = part(at)
-            for layer, encoding in zip(part.joined, cast("Iterable[MixingEncoding]", part.encodings), strict=True):
+            for layer, encoding in zip(
+                part.layer_indices, cast("Iterable[MixingEncoding]", part.encodings), strict=True
+            ):
                 if isinstance(fields[layer].mixing, TokenMlp):
                     raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
                 gate = fields[layer].spatial_bias
@@ -268,8 +270,8 @@ def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[Mix
     """Write `maps` to `path` as .npz; returns the path.
 
     `layer0_weights`, `layer0_logits` (groups, H, W), `layer0_bias` (H, W), `layer0_centers` (groups, 2) as (x, y) and
-    `layer0_matrices` (groups, 2, 2) are those of the first layer, if it has them, and `layer0_dense` and
-    `layer0_relative` (groups, N, N) those of `parts`.
+    `layer0_matrices` (groups, 2, 2) belong to the first layer, if it has them, and `layer0_dense` and
+    `layer0_relative` (groups, N, N) come from `parts`.
     """
     arrays = {}
     for layer in (*maps, *parts):

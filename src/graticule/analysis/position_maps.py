@@ -38,7 +38,7 @@ class BiasMaps(PrintedTable):
     """The biases that the layers of a model, or of one stage, add to their attention logits.
 
     Args:
-        grid: the grid of the tokens, that of a window if attention is within windows; without prefix tokens.
+        grid: the grid of the tokens, or of a window if attention is within windows; without prefix tokens.
         layers: for every map, the layers that have this bias, counted from 0; more than one if they share it.
         bias: (maps, heads, H * W, H * W), rows are queries; NaN where a key is not seen.
     """
@@ -120,7 +120,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, s
 
     Reference: LaPE's released code draws these for a relative bias, one figure per layer and head.
 
-    The arguments are those of `position_correlations`. Within windows the bias is that of the window that
+    It takes the arguments of `position_correlations`. Within windows the bias belongs to the window that
     the model is built for.
 
     Returns:
@@ -173,7 +173,7 @@ def rotary_similarity(
     over the d channels of a head, mean over the heads: for pairs of channels that is the mean cosine of the angles
     between i and j. Magnitudes (PoPE) are assumed to be all the same.
 
-    The arguments are those of `position_correlations`.
+    It takes the arguments of `position_correlations`.
 
     Returns:
         The similarities of every layer; NaN for a layer without rotation, or with windows where others see the whole

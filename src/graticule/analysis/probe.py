@@ -81,7 +81,7 @@ class PositionSums:
         self.labels = labels_of(grid)
         self.generator = torch.Generator().manual_seed(seed)
         self.images = 0
-        self.known = 2 * len(grid.shape)  # row and column, and those of the control
+        self.known = 2 * len(grid.shape)  # row and column, also of the control
         size = channels + self.known
         self.shift: Tensor | None = None  # near the mean of the features, so that no variance is a rounding error
         self.count = torch.zeros(folds, dtype=torch.float64)

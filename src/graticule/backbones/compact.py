@@ -18,8 +18,9 @@ from graticule.layers.tokenizers import Patches, Tokenizer
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Channels, Depth, LayerIndex, ShareBelowOne, Side, SmallCount
 
-#: Our names, and those of the authors' code.
+#: Our names, and the names in the authors' code.
 _NAMES = {
     "patch_embed.proj": "tokenizer.conv_layers.0.0",
     "patch_embed.conv_layers": "tokenizer.conv_layers",
@@ -53,14 +54,14 @@ class CompactTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 32,
-        patch_size: int | tuple[int, int] = 4,
+        img_size: Side | tuple[Side, Side] = 32,
+        patch_size: Side | tuple[Side, Side] = 4,
         global_pool: str = "token",
         tokenizer: Literal["patches", "convolutions"] = "patches",
-        conv_layers: int = 1,
+        conv_layers: Depth = 1,
         conv_stride: int | None = None,
         conv_padding: int | None = None,
-        attn_drop_rate: float = 0.1,
+        attn_drop_rate: ShareBelowOne = 0.1,
         **kwargs: Any,
     ) -> None:
         embed: Any = Patches
@@ -154,11 +155,11 @@ class ConvolutionalTokenizer(Tokenizer):
 
     def __init__(
         self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        in_chans: int,
-        embed_dim: int,
-        layers: int = 1,
+        img_size: tuple[Side, Side],
+        patch_size: tuple[Side, Side],
+        in_chans: SmallCount,
+        embed_dim: Channels,
+        layers: LayerIndex = 1,
         stride: int | None = None,
         padding: int | None = None,
     ) -> None:
@@ -220,11 +221,11 @@ _TWO = {**_ONE, "conv_layers": 2}
 _CONVOLUTION = {"first_conv": "patch_embed.conv_layers.0.0"}
 #: Means and standard deviations of CIFAR-10, as in the published configurations of the authors' code.
 _CIFAR10 = {"num_classes": 10, "mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
-#: Those of CIFAR-100, for a model of 32 pixels and 100 classes.
+#: Statistics of CIFAR-100, for a model of 32 pixels and 100 classes.
 _CIFAR100 = {100: {"num_classes": 100, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}}
 _CIFAR: dict[str, Any] = {"cfg": _CIFAR10, "cfg_of_classes": _CIFAR100}
 _CCT_CIFAR: dict[str, Any] = {"cfg": {**_CIFAR10, **_CONVOLUTION}, "cfg_of_classes": _CIFAR100}
-# The names are those of the authors' code: layers, side of a patch or kernel x number of convolutions, image.
+# The names are from the authors' code: layers, side of a patch or kernel x number of convolutions, image.
 register_sizes(
     CompactTransformer,
     {

@@ -24,7 +24,7 @@ class ConVit(VisionTransformer):
     if there is none, and has no position. So `encoding="learnable + gpsa(layers=4)"` determines both the layers with
     gates and where the class token joins. In layers with gates the projection of the values starts as the identity.
 
-    The names of the parameters are timm's, except those of position and of the projections in layers with gates;
+    Parameter names are timm's, except in position encodings and in projections of layers with gates;
     `load_state_dict` accepts timm's. timm computes the positions of square grids only; here, other grids have the same
     formula.
 

@@ -24,6 +24,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import check, checked, is_integer, known_name
+from graticule.registry.fields import Channels, Count, Depth, Positive, Ratio, ShareBelowOne, SmallCount
 from graticule.system.memory import build_within_memory
 
 
@@ -56,7 +57,7 @@ class LanguageModel(TokenModel):
     .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
               p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
 
-    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of one axis. Positions
+    It has the blocks, encodings and joinings of the vision backbones: a text is a grid of one axis. Positions
     are computed for `context` tokens, and a shorter text gets the first rows: it is treated as the beginning of a
     longer one, whatever the encoding. A text longer than `context` is accepted if the encoding is computed; if it is
     a table, such a text is refused until `set_context` resamples the table.
@@ -69,7 +70,7 @@ class LanguageModel(TokenModel):
         vocab_size: W, size of the vocabulary.
         context: number of tokens that position information is stored for.
         depth: M, number of blocks.
-        tied: whether the head's weights are those of the token embedding, G = E.
+        tied: whether the head shares the weights of the token embedding, G = E.
         embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std
             0.02; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table separate, avoids it.
         others: as `Backbone`.
@@ -81,19 +82,19 @@ class LanguageModel(TokenModel):
     def __init__(
         self,
         position: PositionBuilder,
-        vocab_size: int,
-        context: int = 256,
-        embed_dim: int = 384,
-        depth: int = 8,
-        num_heads: int = 6,
-        mlp_ratio: float = 4.0,
+        vocab_size: Count,
+        context: Count = 256,
+        embed_dim: Channels = 384,
+        depth: Depth = 8,
+        num_heads: SmallCount = 6,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
         tied: bool = True,
-        embed_scale: float = 1.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        embed_scale: Positive = 1.0,
+        pos_drop_rate: ShareBelowOne = 0.0,
+        proj_drop_rate: ShareBelowOne = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
+        drop_path_rate: ShareBelowOne = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
@@ -262,14 +263,14 @@ def list_language_models() -> list[str]:
 
 
 def list_language_arguments() -> list[str]:
-    """List the arguments of a language model that are numbers, strings or booleans, except those of its position."""
+    """List the arguments of a language model that are plain values, except for its position encoding."""
     hidden = ("self", "position", "norm_layer", "act_layer", "block_layer")
     return [name for name in inspect.signature(LanguageModel.__init__).parameters if name not in hidden]
 
 
 @checked
 def create_language_model(
-    name: str, vocab_size: int, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
+    name: str, vocab_size: Count, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
 ) -> LanguageModel:
     """Create one of `list_language_models()`.
 

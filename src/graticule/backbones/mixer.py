@@ -23,6 +23,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Channels, Depth, Ratio, Side, SmallCount
 
 
 class SingleStage(Pyramid):
@@ -45,7 +46,7 @@ class SingleStage(Pyramid):
         super().set_input_size(img_size)
         self.stem.set_input_size(img_size=self.img_size)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
         """Return nothing for each block: tokens are mixed on the whole grid, without windows."""
         return [()] * self.depths[stage]
 
@@ -138,7 +139,7 @@ class Mixer(SingleStage):
     """MLP-Mixer with any mixing encoding instead of its token-mixing MLP; a pyramid of one stage.
 
     With 'token_mlp' it is MLP-Mixer as published, and as in timm. timm has a dropout within the token-mixing MLP as
-    well; here there is one after it. The names of the parameters are timm's, except those of position.
+    well; here there is one after it. Parameter names are timm's, except in position encodings.
 
     Reference: MLP-Mixer: An all-MLP Architecture for Vision (Tolstikhin et al., 2021).
 
@@ -154,11 +155,11 @@ class Mixer(SingleStage):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 16,
-        embed_dim: int = 512,
-        num_blocks: int = 8,
-        mlp_ratio: float = 4.0,
-        groups: int = 8,
+        patch_size: Side | tuple[Side, ...] = 16,
+        embed_dim: Channels = 512,
+        num_blocks: Depth = 8,
+        mlp_ratio: Ratio = 4.0,
+        groups: SmallCount = 8,
         layer_scale: float | None = None,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
@@ -190,7 +191,7 @@ class ResMlp(Mixer):
 
     With 'sgu', a dense matrix, it is ResMLP as published, and as in timm: affine maps instead of norms, and a scale
     after both parts of a block. Weights and scales start as in the authors' code. `load_state_dict` accepts timm's
-    weights and those of the authors.
+    weights and the authors' weights.
 
     Reference: ResMLP: Feedforward networks for image classification with data-efficient training (Touvron et al.,
     2021).
@@ -211,8 +212,8 @@ class ResMlp(Mixer):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int = 384,
-        num_blocks: int = 12,
+        embed_dim: Channels = 384,
+        num_blocks: Depth = 12,
         layer_scale: float | None = 0.1,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         **kwargs: Any,
@@ -270,9 +271,9 @@ class GfNet(Mixer):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int = 256,
-        num_blocks: int = 12,
-        groups: int | None = None,
+        embed_dim: Channels = 256,
+        num_blocks: Depth = 12,
+        groups: SmallCount | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("layer_scale") is not None:

@@ -19,17 +19,18 @@ from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Bounded, Channels, Depth, Ratio, SmallCount
 
 #: The norm after a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
-#: Rule for shifted windows: that of Swin, or that of the authors' code.
+#: Rule for shifted windows: Swin's, or the rule of the authors' code.
 Shift = Literal["swin", "released"]
 
 
 class PosMlp(Pyramid):
     """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
 
-    Where the paper leaves stem, merging, norms and initial values open, they are those of the authors' released code,
+    Where the paper leaves stem, merging, norms and initial values open, they are as in the authors' released code,
     so that its checkpoints load (`graticule.checkpoints.released_posmlp`) and give the same outputs.
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
@@ -38,7 +39,7 @@ class PosMlp(Pyramid):
     forward pass, for a window. An absolute encoding in addition to the mixing one is added before the first stage only
     (Table 7).
 
-    With `shift='released'` shifted windows are those of the authors' code, which rolls the map: in GQPE and GGQPE the
+    With `shift='released'` shifted windows are as in the authors' code, which rolls the map: in GQPE and GGQPE the
     logits of tokens of opposite borders are lowered by 200, so a group whose other logits are lower still takes them;
     LRPE, GLRPE, LRPE-M and SGU mix opposite borders. Windows must then tile the grid. Not here is its SGU of more than
     two chunks, a chain of gates, which no released configuration has.
@@ -46,7 +47,7 @@ class PosMlp(Pyramid):
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
     Args:
-        embed_dim: C, channels of the first stage, which double from stage to stage, or those of each stage.
+        embed_dim: C, channels of the first stage, which double from stage to stage, or the channels of each stage.
         windows: side of each stage's windows, in patches.
         mlp_ratios: gamma of each stage.
         patch_embedding: 'conv' (ConvPE) or 'linear'.
@@ -75,11 +76,11 @@ class PosMlp(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int | Sequence[int] = 96,
-        depths: Sequence[int] = (2, 2, 18, 2),
-        windows: Sequence[int] = (14, 14, 14, 7),
-        groups: Sequence[int] = (8, 16, 32, 64),
-        mlp_ratios: Sequence[float] = (4, 4, 4, 2),
+        embed_dim: Channels | Sequence[Channels] = 96,
+        depths: Sequence[Depth] = (2, 2, 18, 2),
+        windows: Sequence[Bounded] = (14, 14, 14, 7),
+        groups: Sequence[SmallCount] = (8, 16, 32, 64),
+        mlp_ratios: Sequence[Ratio] = (4, 4, 4, 2),
         patch_embedding: Literal["conv", "linear"] = "conv",
         stem_norm: ConvNorm = "batch",
         patch_merging: Literal["conv", "dense_conv", "linear"] = "conv",
@@ -106,7 +107,7 @@ class PosMlp(Pyramid):
             )
         if patch_merging == "conv" and any(after % before for before, after in itertools.pairwise(dims)):
             raise ValueError(
-                f"`embed_dim` must be multiples of those of the previous stage with the patch merging 'conv', got "
+                f"`embed_dim` must be multiples of the previous stage's channels with the patch merging 'conv', got "
                 f"{tuple(dims)}."
             )
         for dim, ratio, s in zip(dims, mlp_ratios, groups, strict=True):
@@ -180,7 +181,7 @@ class PosMlp(Pyramid):
                     )
         return grid
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks, shifted as `shift` says."""
         if self.shift == "swin":
             return self.alternating_windows(stage, grid)
@@ -199,7 +200,7 @@ class PosMlp(Pyramid):
         return self.downsamples[stage](x)
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
+        """Compute the table of a stage, (N, D), from the one of the previous stage, of `grid`, as for tokens."""
         if any(isinstance(module, nn.BatchNorm2d) for module in self.downsamples[stage].modules()):
             raise ValueError(
                 "`merging_norm` must be 'layer' with a joining that merges the table like the tokens: BatchNorm "
@@ -272,7 +273,7 @@ class LinearPatchEmbed(nn.Module):
 class ConvPatchMerging(nn.Module):
     """A patch merging: a 3 x 3 convolution of stride 2, by default to twice the channels, followed by a norm.
 
-    Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is that of the released code.
+    Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is as in the released code.
 
     Args:
         dim: D.

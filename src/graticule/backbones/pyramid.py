@@ -35,7 +35,7 @@ class Pyramid(Backbone):
     absolute_stages: ClassVar[int | None] = None
     #: True if odd sides are padded before they are halved; `tokenize` must then pad them.
     pads: ClassVar[bool] = False
-    #: True if the table of a later stage is that of the previous stage, merged like the tokens.
+    #: True if a later stage has the previous stage's table, merged like the tokens.
     merges: ClassVar[bool] = False
 
     def build_position(self, position: PositionBuilder, num_heads: int | Sequence[int]) -> None:
@@ -69,11 +69,11 @@ class Pyramid(Backbone):
         return padded_grid(image, self.patch_size) if self.pads else super().grid_at(image)
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of each stage; `grid` is that of the first."""
+        """Return the grid of each stage; `grid` is the first stage's."""
         return grid.pyramid(len(self.depths), self.num_prefix_tokens, self.pads)
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
+        """Compute the table of a stage, (N, D), from the one of the previous stage, of `grid`, as for tokens."""
         return self.tokenize(grid.to_map(table[None]), stage)[0].contiguous()
 
     def alternating_windows(self, stage: int, grid: Grid, together: bool = False) -> list[tuple[Windows]]:
@@ -142,7 +142,7 @@ torch.fx.wrap("_shifted_windows")
 
 
 class MergingPyramid(Pyramid):
-    """A pyramid that merges 2 x 2 patches between stages, whose channels double; the names are those of Swin's code.
+    """A pyramid that merges 2 x 2 patches between stages, whose channels double; the names are from Swin's code.
 
     An absolute encoding is added before the first stage; for the later stages it is merged like the tokens.
     """

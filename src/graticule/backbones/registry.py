@@ -64,7 +64,7 @@ class Size:
     """A model by name, as data; it is read without building the model.
 
     parameters: number of parameters, with the encoding of the model; None if unknown.
-    arguments: those of the backbone that differ from its defaults.
+    arguments: the backbone's arguments that differ from its defaults.
     encoding: the encoding if the caller gives none; None for the family's.
     hub: repository of the published weights on the Hugging Face hub, or only its tag, such as 'fb_in1k', where timm has
         the model under the same name; None if there are none.
@@ -88,7 +88,7 @@ class Size:
         return self.backbone
 
     def argument(self, name: str, default: object = None) -> Any:
-        """Return the value of an argument of the backbone: that of the model, or else the default of the backbone."""
+        """Return the value of a backbone argument: the model's, or else the default."""
         return self.arguments.get(name, argument_defaults(self.kind).get(name, default))
 
     @property
@@ -224,7 +224,7 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
     entry.__module__ = __name__
-    entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
+    entry.__doc__ = f"Build {name}; it takes the keyword arguments of its backbone, encoding and joining."
     default_cfgs.update(generate_default_cfgs({registry_name(name): size.configuration()}))
     register_model(entry)
 
@@ -314,7 +314,7 @@ def definitions_of(model: str, encoding: str | None, joining: str) -> list[Defin
 def list_arguments(name: str) -> list[str]:
     """List the arguments of the backbone of model `name` that are numbers, strings or booleans.
 
-    Those of position are omitted.
+    Position encodings are omitted.
     """
     kind = MODELS[known_name("name", name.removeprefix(PREFIX), MODELS)].kind
     return [argument for argument in argument_defaults(kind) if argument not in kind.hidden_arguments]
@@ -361,7 +361,7 @@ def create_model(
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, if timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        encoding: names with options, such as 'shaw(clip=4)' (see `build_position`); by default that of the model.
+        encoding: names with options, such as 'shaw(clip=4)' (see `build_position`); by default the model's.
         joining: a name with options, such as 'lape(layers=6)'; 'default' by default.
         **kwargs: the arguments of the backbone.
 
@@ -383,13 +383,13 @@ def create_model(
     if is_path(name):
         is_local = name.startswith((".", "/")) or Path(name).exists()
         source = name if is_local else f"hf:{name.rpartition(':')[2]}"
-        cure = f"graticule.load({source!r}) opens a trained model {'there' if is_local else 'of the hub'}"
+        hint = f"graticule.load({source!r}) opens a trained model {'there' if is_local else 'of the hub'}"
     elif timm.is_model(of_timm := name.removeprefix("timm:")):
         built = f"graticule.convert(timm.create_model({of_timm!r}, pretrained=True))"
-        cure = f"timm has it: {built} makes one of ours, if its class converts"
+        hint = f"timm has it: {built} makes one of ours, if its class converts"
     else:
-        cure = ""
-    name = known_name("name", name.removeprefix(PREFIX), MODELS, cure)
+        hint = ""
+    name = known_name("name", name.removeprefix(PREFIX), MODELS, hint)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
     with quick_hub() if pretrained else nullcontext():

@@ -22,12 +22,13 @@ from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Position, PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Channels, Side
 
 
 class WindowedPosition(Position):
     """Position for a window in some layers, and for the whole grid in the others.
 
-    Encodings that are added to tokens are those of the whole grid in all layers. Each layer has its own relative
+    Encodings that are added to tokens are for the whole grid in all layers. Each layer has its own relative
     encoding, for a window or for the grid; one that all layers share exists twice.
 
     Args:
@@ -69,7 +70,7 @@ class SamVisionTransformer(VisionTransformer):
 
     Where windows do not tile the grid, it is padded with zeros, which are attended to, as in the authors' code.
     Encodings of pairs of tokens are built for a window in layers with windows (`WindowedPosition`), and tables of the
-    other layers are resampled at other sizes. The names of the parameters are timm's, except those of position.
+    other layers are resampled at other sizes. Parameter names are timm's, except in position encodings.
 
     Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
 
@@ -88,9 +89,9 @@ class SamVisionTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        window_size: int = 14,
+        window_size: Side = 14,
         global_layers: tuple[int, ...] = (2, 5, 8, 11),
-        neck_dim: int | None = 256,
+        neck_dim: Channels | None = 256,
         global_pool: str = "avg",
         **kwargs: Any,
     ) -> None:
@@ -128,7 +129,7 @@ class SamVisionTransformer(VisionTransformer):
                     nn.init.zeros_(table)
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
-        """Build the position of the whole grid and that of a window."""
+        """Build the position encodings of the whole grid and of a window."""
         (dim,), (depth,) = self.embed_dims, self.depths
         within = self.window.with_windows([self.window.shape])  # refuses encodings that need all pairs of tokens
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
@@ -140,7 +141,7 @@ class SamVisionTransformer(VisionTransformer):
         """Return the class of the attention of a layer."""
         return Attention if layer in self.global_layers else WindowAttention
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block, the grid, or its windows."""
         windows = Windows(grid, self.window)
         return [(grid if layer in self.global_layers else windows,) for layer in range(self.depths[0])]

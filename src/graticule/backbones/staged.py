@@ -16,6 +16,7 @@ from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import format_value, sides
+from graticule.registry.fields import Channels, Classes, Depth, ShareBelowOne, Side, SmallCount
 
 
 class StagedModel(TokenModel):
@@ -24,7 +25,7 @@ class StagedModel(TokenModel):
     A subclass turns an image into tokens (`tokenize`) and has blocks: modules that are called with tokens, their
     `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` as its first argument, and calls, in
     this order, `super().__init__`, `build_position`, `build_head` and `finish`; it may create parameters in between.
-    The arguments with a default are those of all families, which pass them on as `**kwargs`.
+    All families have the arguments with a default, and pass them on as `**kwargs`.
 
     It accepts any image whose sides are multiples of the patch, whatever `img_size` is: position information is
     resampled or computed for its grid in the forward pass (`set_input_size` does it once).
@@ -82,17 +83,17 @@ class StagedModel(TokenModel):
     def __init__(
         self,
         *,
-        patch_size: int | tuple[int, ...],
-        embed_dims: Sequence[int],
-        depths: Sequence[int],
-        img_size: int | tuple[int, ...] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
+        patch_size: Side | tuple[Side, ...],
+        embed_dims: Sequence[Channels],
+        depths: Sequence[Depth],
+        img_size: Side | tuple[Side, ...] = 224,
+        in_chans: SmallCount = 3,
+        num_classes: Classes = 1000,
         global_pool: str = "avg",
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        drop_rate: ShareBelowOne = 0.0,
+        pos_drop_rate: ShareBelowOne = 0.0,
+        proj_drop_rate: ShareBelowOne = 0.0,
+        drop_path_rate: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         if len(embed_dims) != len(depths) or not depths:
@@ -110,7 +111,7 @@ class StagedModel(TokenModel):
         if axes not in self.axes or min(numbers, default=2) < 2:
             known = "height and width" if self.axes == (2,) else "2 or 3 axes"
             raise ValueError(f"`img_size` must have {known} in {type(self).__name__}, got {img_size}.")
-        # typed as those of an image, which nearly all are
+        # typed as for an image, which nearly all models take
         self.img_size: tuple[int, int] = cast("Any", on_axes(img_size, axes))
         self.patch_size: tuple[int, int] = cast("Any", on_axes(patch_size, axes))
         self.pos_drop = nn.Dropout(pos_drop_rate)
@@ -134,7 +135,7 @@ class StagedModel(TokenModel):
         self.grid = self.grid_at(self.img_size)
 
     def drop_path_rates(self) -> list[float]:
-        """Return the rate of stochastic depth of each block: it grows linearly from 0 to that of the last."""
+        """Return the rate of stochastic depth of each block: it grows linearly from 0 to the last block's."""
         return torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
@@ -149,7 +150,7 @@ class StagedModel(TokenModel):
         """Turn images or the map of the previous stage, (B, C, height, width), into tokens (B, H * W, D), row-major."""
 
     def stage_blocks(self, stage: int) -> nn.Sequential | nn.ModuleList:
-        """Return the blocks of a stage: those of the last of `stage_lists`."""
+        """Return the blocks of a stage, which are in the last of `stage_lists`."""
         if not self.stage_lists:
             return self.blocks
         stage_list = getattr(self, self.stage_lists[-1])[stage]
@@ -160,11 +161,11 @@ class StagedModel(TokenModel):
         return self.stage_blocks(stage)[index]
 
     def layer_grids(self, grid: Grid) -> list[Grid]:
-        """Return, for each block, the grid of its input tokens, with windows; `grid` is that of the first stage."""
+        """Return, for each block, the grid of its input tokens, with windows; `grid` is the first stage's."""
         grids = self.position_grids(grid)
         return [at for at, depth in zip(grids, self.depths, strict=True) for _ in range(depth)]
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
         """Return, for each block of a stage, its arguments after tokens and position: the `grid` of the stage."""
         return [(grid,)] * self.depths[stage]
 
@@ -198,7 +199,7 @@ class StagedModel(TokenModel):
         return self.grid_at(cast("Any", tuple(size[axis] for axis in range(axes))))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of each stage; `grid` is that of the first."""
+        """Return the grid of each stage; `grid` is the first stage's."""
         return grid.pyramid(len(self.depths), self.num_prefix_tokens)
 
     def _classifier(self) -> nn.Module:
@@ -233,7 +234,7 @@ class StagedModel(TokenModel):
             at = grids[stage]
             x = self.embed(x, stage)
             x = x if tokens_kept is None else tokens_kept.of(x)
-            blocks = zip(self.stage_blocks(stage), self.where(stage, at), strict=True)
+            blocks = zip(self.stage_blocks(stage), self.block_arguments(stage, at), strict=True)
             layers = [(block, positions[first + index], where) for index, (block, where) in enumerate(blocks)]
             for tokens in self.run_blocks(x, layers):
                 x = tokens
@@ -298,7 +299,7 @@ class StagedModel(TokenModel):
 
         Args:
             x: images (B, C, height, width), or a list of B images (C, height, width) of any sizes.
-            crop: the part of a larger image that they show; their position is then that of this part. For a list of
+            crop: the part of a larger image that they show; they then have its position. For a list of
                 images it can be a list, with None for a whole image.
             keep: the patches that are computed, as indices (n,) of the row-major grid, or (B, n) for other patches of
                 each image; all others are left out before the first block, as in masked autoencoders and patch dropout.

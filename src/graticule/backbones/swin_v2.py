@@ -20,6 +20,7 @@ from graticule.checkpoints.read import unusable
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Side
 
 
 class SwinTransformerV2(SwinTransformer):
@@ -31,12 +32,12 @@ class SwinTransformerV2(SwinTransformer):
     trained with it; with `mask=None` such tokens do not attend to each other.
 
     The coordinates of 'continuous_bias' are relative to the window that a model is built for. Models that were
-    fine-tuned with larger windows keep those of their pretraining, `pretrained_window_sizes`; `set_input_size` never
-    changes them, as in the paper. timm's `set_input_size` changes them with the window unless the model
-    has `pretrained_window_sizes`.
+    fine-tuned with larger windows keep the window sizes of their pretraining, `pretrained_window_sizes`;
+    `set_input_size` never changes them, as in the paper. timm's `set_input_size` changes them with the window unless
+    the model has `pretrained_window_sizes`.
 
     A table that a joining adds in every layer (LaPE) is added to the input of attention, which has no norm before it.
-    The names of the parameters are timm's, except those of position; `load_state_dict` accepts timm's.
+    The names of the parameters are timm's, except in position encodings; `load_state_dict` accepts timm's.
 
     Reference: Swin Transformer V2: Scaling Up Capacity and Resolution (Liu et al., 2022).
 
@@ -58,7 +59,7 @@ class SwinTransformerV2(SwinTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 256,
+        img_size: Side | tuple[Side, Side] = 256,
         window_size: WindowSize = 8,
         mask: float | None = -100.0,
         pretrained_window_sizes: Sequence[int] | tuple[tuple[int, int], ...] | None = None,

@@ -17,6 +17,7 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.tokenizers import Tokenizer
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Channels, Side, SmallCount
 from graticule.system.symbolic import without_autocast
 
 
@@ -41,8 +42,8 @@ class T2tVisionTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        token_dim: int = 64,
+        img_size: Side | tuple[Side, Side] = 224,
+        token_dim: Channels = 64,
         tokens_type: Literal["performer", "transformer"] = "performer",
         **kwargs: Any,
     ) -> None:
@@ -70,11 +71,11 @@ class TokensToToken(Tokenizer):
 
     def __init__(
         self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        in_chans: int,
-        embed_dim: int,
-        token_dim: int = 64,
+        img_size: tuple[Side, Side],
+        patch_size: tuple[Side, Side],
+        in_chans: SmallCount,
+        embed_dim: Channels,
+        token_dim: Channels = 64,
         tokens_type: Literal["performer", "transformer"] = "performer",
     ) -> None:
         super().__init__(img_size, patch_size)
@@ -107,7 +108,7 @@ def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
 class TokenTransformer(nn.Module):
     """A transformer layer of one head with narrower outputs; the values are the residual connection.
 
-    The logits are scaled by the input channels, not by those of a head, as in the authors' code.
+    The logits are scaled by the input channels, not by the channels of a head, as in the authors' code.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), Eq. 1.
     """

@@ -77,7 +77,7 @@ class TokenModel(Checked, PublishedNames, ABC):
             trunc_normal_(token, std=0.02)
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Initialize the weights of a module, without those of its submodules; `name` is its name in the model."""
+        """Initialize the weights of a module, but not of its submodules; `name` is its name in the model."""
         init_linear(module)
 
     def _prefix_tokens(self) -> list[Tensor]:
@@ -233,7 +233,7 @@ def forward_each(model: Any, images: Images, crop: Crop | Crops | None) -> Any:
 
 @contextmanager
 def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
-    """Keep the statistics of BatchNorm as they are, which in training uses those of the batch."""
+    """Keep the statistics of BatchNorm as they are; in training it uses the batch's statistics."""
     tracked = [
         (norm, norm.momentum, norm.num_batches_tracked) for norm in norms if norm.num_batches_tracked is not None
     ]

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from graticule.checkpoints.read import check_whole
-from graticule.checkpoints.skeleton import EMPTY, OF_CLASS, code_of, differences
+from graticule.checkpoints.skeleton import CODE, code_of, differences
 
 #: Wrappers of a whole model -> what to do.
 _WRAPPERS = {
@@ -21,6 +21,8 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "wrap the model after",
     "OptimizedModule": "give its attribute _orig_mod, and wrap that again after",
 }
+#: What a subclass of tensors has that does not compute its values from others, as quantized ones do.
+_UNCHANGED = Tensor.__torch_dispatch__
 Obstacle = Literal["replicated", "wrapped", "compiled", "packed", "quantized", "pruned", "parametrized"]
 
 
@@ -66,9 +68,12 @@ def _problems(model: nn.Module) -> Iterator[tuple[Obstacle, str]]:
         if hasattr(part, "base_layer"):
             adapter = f"{place}, where {kind} adds to base_layer; merge both"
             yield "parametrized", f"have its weights as tensors, got {adapter}"
+    subclass = "have weights of PyTorch's own class, got {}; replace it by nn.Parameter(x.detach().as_subclass(Tensor))"
     for place, value in model.named_parameters():
-        if not type(value).__module__.startswith("torch.") or not (value.is_floating_point() or value.is_complex()):
-            yield "quantized", quantized.format(f"{place}, {type(value).__name__} of {value.dtype}")
+        is_number = value.is_floating_point() or value.is_complex()
+        if not type(value).__module__.startswith("torch.") or not is_number:
+            problem = subclass if is_number and type(value).__torch_dispatch__ == _UNCHANGED else quantized
+            yield "quantized", problem.format(f"{place}, {type(value).__name__} of {value.dtype}")
 
 
 #: Ends of the names of the rates of dropout and stochastic depth, which have no effect on a model that is opened.
@@ -76,7 +81,9 @@ _RATES = (".p", ".drop_prob", ".prob", "attn_drop", "drop_rate", "drop_path_rate
 
 
 def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
-    """Check that a file can hold a model; warn of hooks, functions and rates of training, which are not saved with it.
+    """Check that a file can hold a model, and warn of what is not saved with it.
+
+    Not saved are hooks, functions, rates of training, the dtype, and which parameters are frozen.
 
     Args:
         model: the model.
@@ -87,12 +94,21 @@ def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
         raise ValueError(f"`model` must have no compiled parts, whose names are others, got {wrapped[0]}.")
     places = []
     for place, actual, expected in code_of(model) if skeleton is None else differences(model, skeleton):
-        if expected not in (OF_CLASS, EMPTY) and not place.endswith(_RATES):
+        if expected not in CODE and not place.endswith(_RATES):
             raise ValueError(
                 f"`model` must be a {type(model).__name__} as its arguments build it to be saved, but "
                 f"{place or 'the model'} is {actual}, not {expected}; undo this change, or save its `state_dict`."
             )
         places.append(place)
-    if places:
-        subject = f"{', '.join(places[:3])} of {type(model).__name__} {'is' if len(places) == 1 else 'are'}"
-        warnings.warn(f"{subject} not saved: the opened model computes what its classes do.", stacklevel=5)
+    lost = {"computes what its classes do": places, "is in torch.float32": [], "trains these": []}
+    others = dict(skeleton.named_parameters()) if skeleton is not None else {}
+    for name, value in model.named_parameters():
+        if value.dtype != others.get(name, value).dtype:
+            lost["is in torch.float32"].append(f"{name}.dtype")
+        if value.requires_grad < others.get(name, value).requires_grad:
+            lost["trains these"].append(f"{name}.requires_grad")
+    for result, names in lost.items():
+        if names:
+            subject = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            text = f"{subject} of {type(model).__name__} {'is' if len(names) == 1 else 'are'} not saved"
+            warnings.warn(f"{text}: the opened model {result}.", stacklevel=5)

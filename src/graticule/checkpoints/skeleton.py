@@ -5,8 +5,11 @@ What was read is a setting of the skeleton, so every difference is something tha
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -33,13 +36,25 @@ _FREE = {
 _SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_state_dict_pre_hooks", "_state_dict_hooks"),
+)
 #: Where hooks and functions come from that only record outputs, or read the grids of resized tables.
 _HARMLESS = ("transformers.", "graticule.external.table_grids")
 _ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MISSING = "absent"
-#: What hooks are expected to be, and attributes that an instance has instead of its class.
-EMPTY, OF_CLASS = "empty", "that of its class"
+#: The types of attributes that are compared when a model is resized; an object, such as a configuration, is kept.
+COMPARED: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
+_SIMPLE = (bool, int, float, str, tuple)
+#: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
+CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
+#: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
+_LIBRARIES = ("graticule.", "timm.", "torch.", "transformers.")
+#: Where what is no function has the function that it calls.
+_WITHIN: dict[Any, str] = {MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__", property: "fget"}
+_WITHIN |= dict.fromkeys((partial, partialmethod, cached_property), "func")
+_CALLING = (FunctionType, type(cache(str)), *_WITHIN)
 
 
 class Difference(NamedTuple):
@@ -95,7 +110,7 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
     for place, actual, expected in differences(model, skeleton):
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
-            f"not {expected}; {advice}."
+            f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
         )
     for place, part in model.named_modules():
         if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
@@ -104,6 +119,17 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
                 f"`model` must be in one mode, but {place} is in {modes[0]} mode and the {kind} in {modes[1]} mode; "
                 "call model.eval() or model.train() first."
             )
+
+
+def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
+    """Check that what an operation is going to replace is what the library of the model gives."""
+    if not same_value(value, expected):
+        kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
+        actual, right = _texts(value, expected)
+        raise ValueError(
+            f"`model` must be a {kind} as {library} builds it wherever this replaces something, but {place} is "
+            f"{actual}, not {right}; undo this change first."
+        )
 
 
 def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
@@ -125,6 +151,8 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
         if part is None or other is None or type(part) is not type(other):
             yield Difference(name, *(_MISSING if side is None else _kind(side, part, other) for side in (part, other)))
             continue
+        if not is_own and not type(part).__module__.startswith(_LIBRARIES):  # a table of its library names it
+            yield Difference(name, f"{type(part).__name__} of {type(part).__module__}", OF_LIBRARY)
         if isinstance(part, _ORDERED) and list(part._modules) != list(other._modules):
             yield Difference(name, f"in the order {', '.join(part._modules)}", ", ".join(other._modules))
         yield from _attributes_that_differ(f"{name}." if name else "", part, other, free)
@@ -135,22 +163,86 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
 
 
 def code_of(model: nn.Module) -> Iterator[Difference]:
-    """Yield the hooks of a model, and functions that instances have instead of their class.
+    """Yield hooks, and functions that instances, classes or modules have instead of those that they are defined with.
 
     Those are left out that only record outputs, and in a model of this library those of this library.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
-    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
-        if hooks := getattr(torch.nn.modules.module, kind):
-            yield Difference(f"torch.nn.modules.module.{kind}", _text([*hooks.values()]), EMPTY)
+    for kind in _HOOKS:
+        for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
+            yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
+    yield from _replaced_code(model)
     for name, part in model.named_modules():
+        start = f"{name}." if name else ""
         entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
                 entries.append((key, value, OF_CLASS))
         for key, value, expected in entries:
             if getattr(value, "__self__", None) is part or not _module_of(value).startswith(harmless):
-                yield Difference(f"{name}.{key}".lstrip("."), _text(value), expected)
+                yield Difference(f"{start}{key}", _text(value), expected)
+        for key in (*part._modules, *part._parameters, *part._buffers):
+            if key in vars(part) or hasattr(type(part), key):  # which Python finds first
+                yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
+        attention = getattr(vars(part).get("config"), "_attn_implementation", None)
+        function = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {}).get(attention)
+        if function is not None and not _is_known(_module_of(function), "transformers"):
+            yield Difference(f"{start}config._attn_implementation", f"{attention!r}, {_text(function)}", OF_LIBRARY)
+
+
+def _replaced_code(model: nn.Module) -> Iterator[Difference]:
+    """Yield functions in the classes of a model, or in the modules that define these, that others put there."""
+    kinds = dict.fromkeys(kind for part in model.modules() for kind in type(part).__mro__)
+    owners: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+    owners |= {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in kinds))}
+    for place, owner in owners.items():
+        home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
+        for key, value in vars(owner).items() if owner is not None and home.startswith(_LIBRARIES) else ():
+            for function in _functions(value) if key != "__init__" else ():
+                scope = getattr(getattr(function, "__code__", None), "co_qualname", "").rpartition(".")[0]
+                is_other = names and scope and scope not in names and not scope.endswith("<locals>")
+                if is_other or not _is_known(_module_of(function), home):
+                    yield Difference(f"{place}.{key}", _text(function), OF_CLASS if names else OF_LIBRARY)
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """Yield the functions that a value calls, from the outermost wrapper inwards, and last another callable object."""
+    while isinstance(value, _CALLING):
+        if isinstance(value, FunctionType):
+            yield value
+        value = getattr(value, _WITHIN.get(type(value), "__wrapped__"), None)
+    if callable(value) and not isinstance(value, type):
+        yield value
+
+
+@cache
+def _is_known(module: str, home: str) -> bool:
+    """Return whether a module is of a library, of Python, or of a package that the module `home` imports."""
+    root = module.partition(".")[0]
+    if f"{root}." in _LIBRARIES or root in sys.stdlib_module_names:
+        return True
+    return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
+
+
+def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
+    """Return the settings that classes compute a part or an attribute from, as the end of a sentence."""
+    owner, _, leaf = place.rpartition(".")
+    parts: dict[str, Any] = dict(skeleton.named_modules())
+    if owner not in parts or expected in (*CODE, _MISSING):
+        return ""
+    config = getattr(parts[owner], "config", getattr(skeleton, "config", None))
+    starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
+    inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
+    reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
+    equal = [{name: value for name, value in read.items() if _text(value) == expected} for read in reads]
+    values = next(filter(None, equal), reads[0])
+    options = inspect.signature(inits[0]).parameters
+    for name, option in options.items() if owner and leaf not in options else ():
+        value = vars(parts[owner]).get(name)
+        if isinstance(value, _SIMPLE) and option.default not in (option.empty, value):
+            values[f"{owner}.{name}"] = value
+    simple = sorted(f"{name} = {value!r}" for name, value in values.items() if isinstance(value, _SIMPLE))
+    return f", which follows from {', '.join(simple)}" if simple else ""
 
 
 def _is_own(model: nn.Module) -> bool:
@@ -252,11 +344,12 @@ def _ties(model: nn.Module) -> dict[str, str]:
     return {name: first for name, first in names if first != name}
 
 
-def _module_of(function: Any) -> str:
+def _module_of(value: Any) -> str:
     """Return the name of the module that a function, or the class of a callable object, is from."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__module__", None) or type(function).__module__
+    function = next(_functions(value), value)
+    return str(
+        function.__globals__.get("__name__") if isinstance(function, FunctionType) else type(function).__module__
+    )
 
 
 def _kind(module: nn.Module, *both: nn.Module | None) -> str:
@@ -280,5 +373,5 @@ def _text(value: Any) -> str:
     if isinstance(value, nn.Module):
         return type(value).__name__
     if isinstance(value, FunctionType):
-        return f"the function {value.__qualname__} of {value.__module__}"
+        return f"the function {value.__code__.co_qualname} of {_module_of(value)}"
     return _MISSING if value is _MISSING else format_value(value)

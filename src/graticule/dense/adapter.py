@@ -15,6 +15,7 @@ from graticule.dense.deformable import DeformableAttention, WindowedAttention, c
 from graticule.dense.features import FeatureReader, register_neck, square_patch
 from graticule.layers.attention import Attention
 from graticule.position.grid import Crop, Grid
+from graticule.registry.fields import Bounded, Ratio, ShareBelowOne, Side, SmallCount
 
 Shapes = list[tuple[int, int]]
 _norm = partial(nn.LayerNorm, eps=1e-6)
@@ -23,7 +24,7 @@ _norm = partial(nn.LayerNorm, eps=1e-6)
 class SpatialPrior(nn.Module):
     """Computes maps of strides 4, 8, 16 and 32 from images by convolutions, all with the channels of the ViT.
 
-    Reference: ViT-Adapter (Chen et al., 2023), section 3.2; the names are those of its code.
+    Reference: ViT-Adapter (Chen et al., 2023), section 3.2; the names are from its code.
 
     Args:
         in_chans: channels of the images.
@@ -187,15 +188,15 @@ class Adapter(FeatureReader):
     def __init__(
         self,
         backbone: Backbone,
-        groups: int = 4,
+        groups: SmallCount = 4,
         width: int = 64,
-        points: int = 4,
-        heads: int = 6,
-        ratio: float = 1.0,
-        mlp_ratio: float = 0.25,
-        drop_path: float = 0.0,
+        points: SmallCount = 4,
+        heads: Bounded = 6,
+        ratio: Ratio = 1.0,
+        mlp_ratio: Ratio = 0.25,
+        drop_path: ShareBelowOne = 0.0,
         added: Literal["each", "last"] = "each",
-        window: int = 0,
+        window: Side = 0,
         first: int = 0,
     ) -> None:
         super().__init__()
@@ -282,11 +283,11 @@ class Adapter(FeatureReader):
     ) -> tuple[list[Tensor], Tensor]:
         """Return the tokens of the ViT after each group of blocks, (B, N, D) each, and the spatial features, (B, S, D).
 
-        `spatial` are those of the images, (B, C, height, width), in maps of (H, W).
+        `spatial` has the features of the images, (B, C, height, width), in maps of (H, W).
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)
-        x, after, places = backbone.embed(images), [], backbone.where(0, grid)
+        x, after, places = backbone.embed(images), [], backbone.block_arguments(0, grid)
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)

@@ -66,7 +66,7 @@ class DeformableAttention(nn.Module):
 
     .. math:: \phi_{q h l p} = r_q + \Delta_{q h l p} / (W_l, H_l), \quad A_q = softmax_{l p}(W_A z_q)
 
-    Offsets are in cells of their level. Names are those of Deformable DETR's code, whose CUDA operator computes
+    Offsets are in cells of their level. Names are from Deformable DETR's code, whose CUDA operator computes
     `deformable_sample`. References are points, and all cells are sampled: the boxes of that model's decoder (references
     of four numbers) and its mask of padded cells are not supported, since no head here has such a decoder.
 

@@ -19,6 +19,7 @@ from graticule.hub.config import architecture_of, configuration_of, words_of
 from graticule.hub.kinds import HubModel
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked
+from graticule.registry.fields import SmallCount
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -32,7 +33,7 @@ class Levels(Checked, nn.Module):
     strides: tuple[int, ...]
     #: Number of last maps that are coarser than all input maps.
     extra: int = 0
-    #: Names of parameters without weight decay, besides those of one dimension.
+    #: Names of parameters without weight decay, besides parameters of one dimension.
     not_decayed: tuple[str, ...] = ()
 
 
@@ -243,7 +244,7 @@ class FeaturePyramid(PyramidNeck):
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
 
-    It computes the same as that of mmdetection and mmsegmentation, whose weights load by their names.
+    It computes the same as mmdetection's and mmsegmentation's, whose weights load by their names.
 
     Reference: Feature Pyramid Networks for Object Detection (Lin et al., 2017).
 
@@ -258,7 +259,7 @@ class FeaturePyramid(PyramidNeck):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        channels: int = 256,
+        channels: SmallCount = 256,
         first: int = 0,
         extra: Extra = "none",
         norm: bool = False,
@@ -290,7 +291,12 @@ class SimplePyramid(PyramidNeck):
     """
 
     def __init__(
-        self, inputs: Sequence[int], strides: Sequence[int], channels: int = 256, first: int = 0, extra: Extra = "none"
+        self,
+        inputs: Sequence[int],
+        strides: Sequence[int],
+        channels: SmallCount = 256,
+        first: int = 0,
+        extra: Extra = "none",
     ) -> None:
         super().__init__()
         if len(inputs) > 1 or strides[0] % 4:

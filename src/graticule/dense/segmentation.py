@@ -18,6 +18,7 @@ from graticule.dense.features import DenseModel, Features
 from graticule.layers.block import Block
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked, checked
+from graticule.registry.fields import Channels, Classes, Depth, Ratio, ShareBelowOne, SmallCount
 from graticule.registry.registry import Registry, options_of
 
 
@@ -54,7 +55,7 @@ def resize_to(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, a batch norm and a ReLU; its names are those of mmcv's ConvModule."""
+    """A convolution without bias, a batch norm and a ReLU, with the names of mmcv's ConvModule."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class LinearDecoder(Decoder):
     plain_neck = None
     tokens = True
 
-    def __init__(self, inputs: Sequence[int], strides: Sequence[int], num_classes: int) -> None:
+    def __init__(self, inputs: Sequence[int], strides: Sequence[int], num_classes: Classes) -> None:
         super().__init__()
         self.head = nn.Linear(inputs[-1], num_classes)
         init_linear(self.head)
@@ -109,7 +110,7 @@ class MaskTransformer(Decoder):
 
     Args:
         depth: number of blocks.
-        dim: channels of the blocks; those of the map by default.
+        dim: channels of the blocks; the map's channels by default.
         num_heads: h; one per 64 channels by default.
         mlp_ratio: hidden channels of the MLPs, as a multiple of `dim`.
         drop: dropout on the outputs of attention and MLP and on attention weights.
@@ -123,13 +124,13 @@ class MaskTransformer(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        depth: int = 2,
-        dim: int | None = None,
-        num_heads: int | None = None,
-        mlp_ratio: float = 4.0,
-        drop: float = 0.1,
-        drop_path: float = 0.0,
+        num_classes: Classes,
+        depth: Depth = 2,
+        dim: Channels | None = None,
+        num_heads: SmallCount | None = None,
+        mlp_ratio: Ratio = 4.0,
+        drop: ShareBelowOne = 0.1,
+        drop_path: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         dim = inputs[-1] if dim is None else dim
@@ -183,10 +184,10 @@ class UperHead(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        channels: int = 512,
+        num_classes: Classes,
+        channels: SmallCount = 512,
         pools: tuple[int, ...] = (1, 2, 3, 6),
-        drop: float = 0.1,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         *finer, coarsest = inputs
@@ -232,7 +233,12 @@ class SemanticFpn(Decoder):
     neck = "fpn"
 
     def __init__(
-        self, inputs: Sequence[int], strides: Sequence[int], num_classes: int, channels: int = 128, drop: float = 0.1
+        self,
+        inputs: Sequence[int],
+        strides: Sequence[int],
+        num_classes: Classes,
+        channels: SmallCount = 128,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         heads = []
@@ -272,10 +278,10 @@ class FcnHead(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        channels: int = 256,
+        num_classes: Classes,
+        channels: SmallCount = 256,
         level: int = 2,
-        drop: float = 0.1,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         if not 0 <= level < len(inputs):
@@ -307,7 +313,7 @@ class SegmentationModel(DenseModel):
     kind = "segmenter"
 
     def __init__(
-        self, features: Features, decoder: Decoder, num_classes: int, auxiliary: Decoder | None = None
+        self, features: Features, decoder: Decoder, num_classes: Classes, auxiliary: Decoder | None = None
     ) -> None:
         super().__init__()
         self.features = features
@@ -333,7 +339,7 @@ class SegmentationModel(DenseModel):
     def all_logits(self, images: Tensor) -> list[Tensor]:
         """Return the logits of `forward` and, if there is an auxiliary decoder, its logits.
 
-        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times that of the second.
+        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times the loss of the second.
         """
         return self._logits(images, [self.decoder, *([] if self.auxiliary is None else [self.auxiliary])])
 

@@ -12,9 +12,10 @@ from graticule.encodings.forms.bias import BiasEncoding, PatchBias, squared_dist
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import NotNegative, SmallCount
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
-Slopes = tuple[float, ...] | Literal["learned"] | None
+Slopes = tuple[NotNegative, ...] | Literal["learned"] | None
 
 
 @register_encoding("alibi")
@@ -23,9 +24,9 @@ class Alibi(BiasEncoding):
 
     .. math:: b_{h, i, j} = -m_h |p_i - p_j|, \quad m_h = 2^{-8h / n}, \quad h = 1 \dots n
 
-    for n heads, n a power of two. For another number of heads the slopes are those of the largest power of two below,
-    then every second slope, from the first, of the power of two above, as in its code. Two heads have 1/16 and 1/256,
-    which a small grid hardly shows; `slopes` gives others. The paper defines it in one
+    for n heads, n a power of two. For another number of heads the slopes are the slopes of the largest power of two
+    below, then every second slope, from the first, of the power of two above, as in its code. Two heads have 1/16 and
+    1/256, which a small grid hardly shows; `slopes` gives others. The paper defines it in one
     dimension, for causal attention; in a text all distances but the squared one are |i - j|. Prefix tokens
     get no bias. It is computed for any grid.
 
@@ -35,23 +36,25 @@ class Alibi(BiasEncoding):
     - 'manhattan': |dy| + |dx|, so that the bias is the sum of one for rows and one for columns.
     - 'squared': dy^2 + dx^2, as in an ablation of LookHere (Fuller et al., 2024), here with the slopes of ALiBi. On
       large grids it needs four more channels per head instead of a table (`LowRank`).
-    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes of each are those of
-      half the heads. More axes have equal parts of the heads. This form is ours.
+    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes of each half are those
+      for half the heads. More axes have equal parts of the heads. This form is ours.
 
     Reference: Train Short, Test Long (ALiBi, Press et al., 2022), section 3.
 
     Args:
         num_heads: h, at least one per axis for 'axes'.
         distance: 'euclidean', 'manhattan', 'squared' or 'axes'.
-        slopes: m_h of every head, or 'learned' as logarithms from those of the formula (default: those of the formula).
-            In the paper, trained slopes did not extrapolate as well.
+        slopes: m_h of every head, or 'learned' as logarithms that start at the formula's slopes (default: the
+            formula's). In the paper, trained slopes did not extrapolate as well.
     """
 
     shared = True
     crops = True
     initial: Tensor
 
-    def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean", slopes: Slopes = None) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, distance: Distance = "euclidean", slopes: Slopes = None
+    ) -> None:
         super().__init__(grid, num_heads)
         axes = len(grid.shape)
         if distance == "axes" and num_heads < axes:
@@ -77,7 +80,7 @@ class Alibi(BiasEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize learned slopes as those of the formula."""
+        """Initialize learned slopes with the formula."""
         if self.log_slopes is not None:
             self.log_slopes.copy_(self.initial.log())
 
@@ -137,7 +140,7 @@ class Kerple(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__(grid, num_heads)
         self.kernel = kernel
         self.raw_r1 = nn.Parameter(torch.empty(num_heads))

@@ -15,6 +15,7 @@ from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
 from graticule.position.position import Encoding, Position, StageSpec, register_encoding
+from graticule.registry.fields import Bounded, Channels, LayerIndex
 
 #: Insert positions: the layers after which a module is inserted, one or several.
 Places = int | tuple[int, ...]
@@ -92,7 +93,7 @@ class BetweenBlocks(_Inserted):
 
 
 class BeforeProjections(_Inserted):
-    """Computes the inputs of queries, keys and values: at insert position l, those of the next layer, l + 1.
+    """Computes the inputs of queries, keys and values: at insert position l, for the next layer, l + 1.
 
     So an insert position has the same meaning as between blocks, and -1 is for the first layer. CPVT's Table 16 says
     "position 0, as in our method" of CvT's projection; if it means the first layer, that is -1 here.
@@ -130,14 +131,14 @@ class Peg(Encoding):
     With several layers F is a stack of convolution, batch norm and ReLU, with one residual connection. Only the zeros
     at the border carry information about the position; everything else is equivariant to translation, and nothing
     depends on the size of the grid. In a text it is a convolution along it, in a video or volume over all three axes.
-    Published weights are those of Twins (`proj.0.weight`).
+    Published weights have Twins' names (`proj.0.weight`).
 
     Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023), section 3.2,
     Algorithm 1, Tables 5, 6, 11 and 14. Choices that the paper leaves open, and its inconsistencies:
 
     - It counts a PEG without bias in Table 16 (1,728 parameters for Ti) and with bias in Table 8 (1,920).
       Algorithm 1 and Twins' code have a bias, and so do we.
-    - Table 12's totals (5.9 and 6.1 M, 22.9 and 23.8 M) are not those of depth-wise convolutions at 5 and 11
+    - Table 12's totals (5.9 and 6.1 M, 22.9 and 23.8 M) do not fit depth-wise convolutions at 5 and 11
       insert positions, as its text says: these have 5.69 and 5.70 M, 21.99 and 22.02 M. Separable ones at 6 and at 12
       insert positions give all four. Neither gives Table 4's 88 M for CPVT-B with five (86.5 M; 89.4 M with separable
       ones).
@@ -165,10 +166,10 @@ class Peg(Encoding):
 
     def __init__(
         self,
-        dim: int,
-        kernel: int = 3,
+        dim: Channels,
+        kernel: Bounded = 3,
         convolution: Convolution = "depthwise",
-        layers: int = 1,
+        layers: LayerIndex = 1,
         padding: Padding = "zeros",
         bias: bool = True,
         axes: int = 2,
@@ -253,7 +254,7 @@ class ConvolutionalProjection(Encoding):
     The class token is unchanged. The output of the convolution replaces the tokens and is not added to them.
 
     Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
-    5,685,352 parameters are those of DeiT-Ti without position embedding, plus three convolutions of 192 * 9 + 192, so
+    5,685,352 parameters are DeiT-Ti without position embedding, plus three convolutions of 192 * 9 + 192, so
     with a bias and without the batch norm that CvT has after each.
 
     Args:
@@ -265,7 +266,9 @@ class ConvolutionalProjection(Encoding):
 
     layered = False
 
-    def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2) -> None:
+    def __init__(
+        self, dim: Channels, kernel: Bounded = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2
+    ) -> None:
         super().__init__()
         if padding == "none":
             raise ValueError("`padding` must keep the grid's size to convolve queries, got 'none'.")

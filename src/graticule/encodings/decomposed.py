@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import BiasFunction
 from graticule.position.grid import Grid
-from graticule.position.places import Axis, letters
+from graticule.position.places import Axis, axis_letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Bounded, SmallCount
 from graticule.system.memory import check_memory
 
 #: The letters of rows and columns in SAM.
@@ -44,20 +45,20 @@ class Decomposed(BiasEncoding):
     resampled = True
     crops = True
     dense = False
-    holds = "displacements"
+    table_kind = "displacements"
 
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         scaled: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:
         super().__init__(grid, num_heads)
         self.resampler = build_resampler(resampler, "displacements")
         self.head_dim, self.scaled = head_dim, scaled
-        self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in letters(len(grid.shape))]
+        self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in axis_letters(len(grid.shape))]
         for name, side in zip(self.names, grid.shape, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(2 * side - 1, head_dim)))
         self.reset_parameters()
@@ -74,7 +75,7 @@ class Decomposed(BiasEncoding):
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        The M keys are those of the tokens before `stop`, or of all N.
+        The M keys belong to the tokens before `stop`, or to all N.
         """
         stop = grid.tokens if stop is None else stop
         # offsets of the queries' patches from every row and column

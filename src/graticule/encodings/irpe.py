@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
-from graticule.position.places import letters, ravel
+from graticule.position.places import axis_letters, ravel
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, Ratio, SmallCount
 
 #: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]
@@ -30,7 +31,7 @@ class Irpe(BiasEncoding):
 
     .. math:: \frac{q_i \cdot r^k_{ij} + k_j \cdot r^q_{ij}}{\sqrt d}
 
-    and the output of the query i gets :math:`\sum_j A_{ij} r^v_{ij}`, for those of the three that `on` names. With the
+    and the output of the query i gets :math:`\sum_j A_{ij} r^v_{ij}`, for each of the three that `on` names. With the
     mode 'bias', q and k each add one learned number per head and bucket instead. Displacements are query minus key, but
     key minus query for :math:`r^q`, as in the code. Buckets are defined by
 
@@ -70,12 +71,12 @@ class Irpe(BiasEncoding):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         method: Method = "product",
         on: On = "k",
         mode: Literal["contextual", "bias"] = "contextual",
-        ratio: float = 1.9,
+        ratio: Ratio = 1.9,
         shared_heads: bool = True,
     ) -> None:
         super().__init__(grid, num_heads)
@@ -116,7 +117,7 @@ class Irpe(BiasEncoding):
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        The M keys are those of the tokens before `stop`, or of all N.
+        The M keys belong to the tokens before `stop`, or to all N.
         """
         index = self._index(grid)[:, start : start + queries.shape[-2], :stop]
         return self._products(self.rpe_k, queries, index)
@@ -145,7 +146,8 @@ class Irpe(BiasEncoding):
     def _tables(self) -> list[str]:
         """The names of the tables of each axis in its code, which has two of them."""
         return [
-            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}") for letter in letters(len(self.grid.shape))
+            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}")
+            for letter in axis_letters(len(self.grid.shape))
         ]
 
     def _index(self, grid: Grid) -> Tensor:
@@ -153,7 +155,7 @@ class Irpe(BiasEncoding):
 
     @staticmethod
     def _products(tables: nn.ParameterList, vectors: Tensor, index: Tensor) -> Tensor:
-        """Return the products of vectors (B, h, n, d) with those of the buckets, (B, h, n, M)."""
+        """Return the products of vectors (B, h, n, d) with the buckets' vectors, (B, h, n, M)."""
         products = [
             (vectors @ table.to(vectors.dtype)).gather(-1, at.expand(*vectors.shape[:2], -1, -1))
             for table, at in zip(tables, index, strict=True)

@@ -12,6 +12,7 @@ from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Channels, NotNegative
 
 
 @register_encoding("learnable")
@@ -20,7 +21,7 @@ class Learnable(AbsoluteEncoding):
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
     way; the prefix rows are unchanged. Without `prefix_rows` the rows of class and register tokens are zero and no
-    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`); with 'first' only those of the tokens after the
+    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`); with 'first' only the tokens after the
     first, as in transformers' DINOv2 with registers.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
@@ -37,8 +38,8 @@ class Learnable(AbsoluteEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        std: float = 0.02,
+        dim: Channels,
+        std: NotNegative = 0.02,
         resampler: str = "bicubic",
         prefix_rows: bool | Literal["first"] = True,
     ) -> None:

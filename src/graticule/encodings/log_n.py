@@ -32,7 +32,7 @@ class LogN(Encoding):
     a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
 
     Args:
-        reference: N_0, the number of patches in training, at least 2; by default that of `grid`.
+        reference: N_0, the number of patches in training, at least 2; by default `grid`'s.
     """
 
     crops = True
@@ -69,7 +69,7 @@ class LogN(Encoding):
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build the position for the joined layers."""
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
-        return LogNPosition(encoding, stage.depth, joining.joined)
+        return LogNPosition(encoding, stage.depth, joining.layer_indices)
 
 
 class LogNPosition(SharedPosition):

@@ -16,6 +16,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
 from graticule.registry.checks import check
+from graticule.registry.fields import Bounded, Positive
 
 
 @register_encoding("mrope")
@@ -24,11 +25,11 @@ class Mrope(FixedRotary):
 
     .. math:: \theta_{p, k} = p_{a(k)}\, T^{-2k / d}, \quad p = (t, y, x), \quad k < d / 2
 
-    Interleaved, the axes a alternate, t, h, w, t, ...; a row has those of its frequencies below 3 `sections[1]`, a
+    Interleaved, the axes a alternate, t, h, w, t, ...; a row has its frequencies below 3 `sections[1]`, a
     column those below 3 `sections[2]`, and all others belong to time. Chunked, the first `sections[0]` frequencies
     belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). In a text
-    the three coordinates of a token are its index; `get_rope_index` gives those of texts, images and videos in a row.
-    Prefix tokens are not rotated.
+    the three coordinates of a token are its index; `get_rope_index` gives the coordinates of texts, images and videos
+    in a row. Prefix tokens are not rotated.
 
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
 
@@ -47,10 +48,10 @@ class Mrope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
+        head_dim: Bounded,
         sections: tuple[int, int, int] | None = None,
         arrangement: Literal["interleaved", "chunked"] = "interleaved",
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
@@ -72,7 +73,7 @@ class Mrope(FixedRotary):
         super().__init__(grid, coordinates, noise, scaling, "half")
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^t, f^y, f^x), (d / 2, axes), float64; without time those of it are zero."""
+        """Return the frequency vectors (f^t, f^y, f^x), (d / 2, axes), float64; without time its vectors are zero."""
         count = self.head_dim // 2
         index = torch.arange(count, device=device)
         _, rows, columns = self.sections or (count, count, count)

@@ -1,4 +1,4 @@
-"""Tables with a grid of their own, which are resampled for the grid of every image, also that of training."""
+"""Tables with a grid of their own, which are resampled for the grid of every image, also in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graticule.encodings.forms.coordinates import Factor
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import Bilinear, Tiled, build_resampler
-from graticule.registry.fields import ShareAboveZero
+from graticule.registry.fields import Channels, NotNegative, ShareAboveZero
 
 _LINEAR, _TILED = Bilinear(), Tiled()
 #: The sides of a table in patches, or its side on each axis.
@@ -23,7 +23,7 @@ class OwnGrid(ComputedEncoding):
     crops = True
     has_own_grid = True
 
-    def __init__(self, grid: Grid, dim: int, size: TableSize, std: float, resampler: str) -> None:
+    def __init__(self, grid: Grid, dim: Channels, size: TableSize, std: NotNegative, resampler: str) -> None:
         super().__init__(grid, dim)
         self.size, self.std = size, std
         self.resampler = build_resampler(resampler)
@@ -66,10 +66,10 @@ class Windowed(OwnGrid):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
+        dim: Channels,
         size: TableSize = 7,
         window: TableSize = 8,
-        std: float = 0.02,
+        std: NotNegative = 0.02,
         resampler: str = "bicubic(antialias=False)",
     ) -> None:
         super().__init__(grid, dim, size, std, resampler)
@@ -97,7 +97,7 @@ class Cropped(OwnGrid):
     with `std` = 1 / sqrt(D).
 
     Args:
-        size: sides of the table; those of the largest images, in patches.
+        size: sides of the table, which are the sides of the largest images, in patches.
         least: the smallest area of a part, as a share of the table; 0.1 in RADIO.
         aspect: the largest a; 1 for parts of the shape of the table.
         std: standard deviation of the initial values, a normal truncated at 2 (absolute).
@@ -109,11 +109,11 @@ class Cropped(OwnGrid):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
+        dim: Channels,
         size: TableSize = 28,
         least: ShareAboveZero = 0.1,
         aspect: Factor = 4 / 3,
-        std: float = 0.02,
+        std: NotNegative = 0.02,
         resampler: str = "crop(mode='bilinear', antialias=False)",
     ) -> None:
         super().__init__(grid, dim, size, std, resampler)

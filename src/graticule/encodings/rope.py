@@ -1,4 +1,4 @@
-"""The rotary encoding of a grid, axis by axis in the variants of published models, and that of a sequence."""
+"""The rotary encoding of a grid, axis by axis in the variants of published models, and of a sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graticule.encodings.forms.rotary import FixedRotary, Layout, axial, check_h
 from graticule.encodings.forms.scaling import Lengths, Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.fields import Flag, Positive, check_fields
+from graticule.registry.fields import Bounded, Flag, Positive, check_fields
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Frequencies:
     periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between these.
     pixels: R, for pi times geometric steps from 1 to R / 2.
     linear: whether those steps are linear.
-    alternate: whether the axes take turns in one series of 2 n frequencies, as in Pixtral: the first axis has those of
-        even k, the second those of odd k; on a axes of a n frequencies, every a-th.
+    alternate: whether the axes take turns in one series of 2 n frequencies, as in Pixtral: the first axis has the
+        frequencies of even k, the second the frequencies of odd k; on a axes of a n frequencies, every a-th.
     """
 
     base: Positive | tuple[Positive, ...] | None = None
@@ -77,11 +77,11 @@ class Rope(FixedRotary):
     Presets are the variants of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
     models without class token have no offset, which changes nothing without prefix tokens), 'dinov3', and the image
     encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks),
-    'llama4', 'gemma4', 'vjepa2' and 'kimi' (Kimi K2.5). Those of diffusion transformers are 'glm_image' and, for heads
+    'llama4', 'gemma4', 'vjepa2' and 'kimi' (Kimi K2.5). For diffusion transformers there are 'glm_image' and, for heads
     of 128 channels on frames, rows and columns, 'flux', 'wan', 'hunyuan_video', 'z_image', 'qwen_image' and 'cosmos';
     'flux2' has a fourth axis, of text: `Grid(1, H, W, 1)`. An image is a video of one frame.
 
-    The layout 'tiled' is that of V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
+    The layout 'tiled' is from V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
     where its pairs of neighbors need each twice: the two channels of a pair have different angles. This is no rotation,
     so the logits depend on more than the displacement.
 
@@ -100,7 +100,7 @@ class Rope(FixedRotary):
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids.
         split: the number of pairs of each axis, the first axis first, such as (0, 8, 8); other pairs are not rotated.
-            By default all pairs, in equal parts. On an image, three numbers are those of a video of one frame, 0.
+            By default all pairs, in equal parts. On an image, three numbers describe a video of one frame, 0.
         arrangement: the order of the pairs: axis by axis ('chunked'), or the axes in turn ('interleaved').
         unrotated: where the pairs that are not rotated are: the 'last' of a head, or the 'first'.
     """
@@ -129,7 +129,7 @@ class Rope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
+        head_dim: Bounded,
         frequencies: Frequencies = Frequencies(),
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         layout: Layout = "interleaved",
@@ -211,8 +211,8 @@ class Rope1d(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
-        base: float = 10_000.0,
+        head_dim: Bounded,
+        base: Positive = 10_000.0,
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
-from graticule.position.places import letters
+from graticule.position.places import axis_letters
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, SmallCount
 
 
 @register_encoding("shaw")
@@ -33,7 +34,7 @@ class ShawBias(BiasEncoding):
     Reference: Self-Attention with Relative Position Representations (Shaw et al., 2018), Eq. 4-5, on the keys only, per
     axis as in Attention Augmented Convolutional Networks (Bello et al., 2019), section 3.1. CPVT (Chu et al., 2023,
     section 5.3) uses K = 8 and does not say how to extend it to two dimensions. Its Table 8 counts 40,011 positional
-    parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are those of one bias table for all
+    parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are one bias table for all
     layers, as in Swin (encoding 'learnable+shared_relative_bias'), and not of any form of Shaw's encoding, although the
     text says so.
 
@@ -44,10 +45,10 @@ class ShawBias(BiasEncoding):
     crops = True
     dense = False
 
-    def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, head_dim: Bounded, clip: SmallCount = 8) -> None:
         super().__init__(grid, num_heads)
         self.head_dim, self.clip = head_dim, clip
-        self.names = [f"relative_position_{letter}" for letter in letters(len(grid.shape))]
+        self.names = [f"relative_position_{letter}" for letter in axis_letters(len(grid.shape))]
         for name in self.names:
             self.register_parameter(name, nn.Parameter(torch.empty(2 * clip + 1, head_dim)))
         self.reset_parameters()
@@ -64,7 +65,7 @@ class ShawBias(BiasEncoding):
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        The M keys are those of the tokens before `stop`, or of all N.
+        The M keys belong to the tokens before `stop`, or to all N.
         """
         stop = grid.tokens if stop is None else stop
         if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
@@ -76,7 +77,7 @@ class ShawBias(BiasEncoding):
         for axis, (of_axis, table) in enumerate(zip(displacements, self._tables(), strict=True), 2):
             vectors = table[_clipped_offsets(of_axis, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
             of_table = _products(patches, vectors, axis)  # (B, h, H, W, H)
-            # those of a key's row and column are added, (B, h, H, W, H * W)
+            # the values of a key's row and column are added, (B, h, H, W, H * W)
             bias = of_table if bias is None else (bias[..., :, None] + of_table[..., None, :]).flatten(-2)
         return grid.with_prefix_bias(cast("Tensor", bias).flatten(2, -2))
 

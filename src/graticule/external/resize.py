@@ -14,7 +14,7 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.skeleton import attributes, same_value
+from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, same_value
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, encoders_of, set_sizes, sizes_of
 from graticule.external.convert.transformers import resampler_of
@@ -33,8 +33,6 @@ _LARGEST = 64
 _OF_DISPLACEMENTS = "bilinear(antialias=False)"
 #: What differs between two models: name of the parameter, buffer or attribute -> both values.
 _Changes = dict[str, tuple[Any, Any]]
-#: The types of attributes that are compared.
-_PLAIN: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 
 
 @LIBRARIES.register("transformers")
@@ -107,7 +105,8 @@ def _resize(
         )
     other = _build(model, size, patch, channels)
     changes = _changes(built, other, size)
-    _check_fits(model, changes)
+    set_order(built, image)
+    _check_fits(model, built, changes)
     new_tables = {
         path: table if patch is None or table.patch != old_patch else replace(table, patch=patch)
         for path, table in tables.items()
@@ -178,8 +177,8 @@ def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
             raise ValueError(f"`img_size` must not change the layers of a model, as {by(size)} does, near {name!r}.")
         values = attributes(olds[name])
         for key, new in attributes(part).items():
-            if not isinstance(new, _PLAIN):
-                continue  # an object, such as a configuration, stays the model's own
+            if not isinstance(new, COMPARED):
+                continue
             old = values.get(key)
             # values that are drawn at random, and saved with the model
             is_saved = key in part._buffers and key not in part._non_persistent_buffers_set
@@ -245,9 +244,9 @@ def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:
     tracer.run(images)
     parameters = dict(model.named_parameters())
     return {
-        id(parameters.get(*use.origins)): use.constant
-        for use in tracer.meetings
-        if use.kind == "added" and use.constant is not None and len(use.origins) == 1
+        id(parameters.get(*use.source_parameters)): use.constant
+        for use in tracer.uses
+        if use.kind == "added" and use.constant is not None and len(use.source_parameters) == 1
     }
 
 
@@ -303,8 +302,17 @@ def _unknown(model: nn.Module, path: str, old: Tensor, shape: torch.Size) -> Val
     )
 
 
-def _check_fits(model: nn.Module, changes: _Changes) -> None:
+def _check_fits(model: nn.Module, built: nn.Module, changes: _Changes) -> None:
     """Check that the model has what its constructor makes for its size, where that changes."""
+    olds: dict[str, Any] = dict(built.named_modules())
+    for name, part in model.named_modules():
+        if hasattr(part, "set_shift_and_window_size"):
+            layer: Any = part
+            window = olds[name].window_size
+            # else its class has set them for a grid that is smaller than a window
+            if layer.shift_size or not (layer.window_size < window or min(layer.input_resolution) <= window):
+                for key in ("window_size", "shift_size"):
+                    check_untouched(model, f"{name}.{key}", getattr(layer, key), getattr(olds[name], key))
     for path, (expected, _) in changes.items():
         try:
             values, key = _holder(model, path)
@@ -316,6 +324,9 @@ def _check_fits(model: nn.Module, changes: _Changes) -> None:
                 f"`{path}` must be {tuple(expected.shape)}, as in the configuration of the model, to be "
                 f"resized, got {tuple(old.shape)}; a table of other images needs their size in the configuration."
             )
+        if not isinstance(expected, nn.Parameter):
+            name, _, leaf = path.rpartition(".")
+            check_untouched(model, path, old, attributes(built.get_submodule(name)).get(leaf))
 
 
 def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:

@@ -9,6 +9,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from operator import floordiv
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from timm.models.twins import Twins
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
+from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched
 from graticule.encodings.sgu import resize_pairs
 from graticule.external.convert.plain import naflex_resampler
 from graticule.external.images import error_line, evaluating, image_channels, image_size
@@ -34,7 +36,7 @@ from graticule.hub.config import record_input
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by, ravel
 from graticule.position.resampling import BICUBIC, build_resampler, resize_rows
-from graticule.surgery.resize import LIBRARIES, same_layers, set_channels
+from graticule.surgery.resize import LIBRARIES, restorer, same_layers, set_channels
 from graticule.system.symbolic import ceiling
 
 
@@ -75,14 +77,23 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
         Grid.of_image(size, side)  # refuses other sizes with its own message
     _check_tables(model)
-    if edit is not None:
+
+    def change(size: Shape, patch: Shape | None) -> None:
+        if edit is None:
+            with same_layers(model):
+                model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
+            return
         sizes = edit(model, size)
         sizes = {"img_size": size} if sizes is None else sizes
         for name, changes in (("_traits", {"img_size": size}), ("_model_args", sizes)):  # of timm, from 1.0.31 on
             setattr(model, name, {**getattr(model, name, {}), **changes})
+
+    old, old_patch = _size_on_record(model, embed), patch and getattr(embed, "patch_size", None)
+    if (old, old_patch) == (size, patch):
         return
-    with same_layers(model):
-        model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
+    if old is not None:
+        _check_untouched(model, change, (size, patch), (old, old_patch))
+    change(size, patch)
     if not isinstance(side, tuple):  # as of MaxViT and CoAtNet, which set windows that their features may not have
         try:
             with evaluating(model):
@@ -93,9 +104,48 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
             ) from error
 
 
+def _size_on_record(model: Any, embed: Any) -> Shape | None:
+    """Return the images that the position of a model of timm is stored for; None if they are not known."""
+    if isinstance(model, NaFlexVit):  # whose table has its grid as its shape
+        return None
+    size = getattr(embed, "img_size", None) or getattr(model, "_traits", {}).get("img_size") or image_size(model)
+    return size and to_2tuple(size)
+
+
+def _check_untouched(model: nn.Module, change: Callable[..., None], *sizes: tuple[Any, Any]) -> None:
+    """Check that what timm replaces is what it makes of the own size, the last of `sizes`, and undo the changes."""
+    before = {name: attributes(part) for name, part in model.named_modules()}
+    values = {id(value): value.clone() for value in model.buffers()}  # some are written in place
+    restore = restorer(model)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            for size, patch in sizes:
+                change(size, patch)
+        for name, part in model.named_modules():
+            for key, expected in attributes(part).items():
+                value = before[name].get(key, expected)
+                value = values.get(id(value), value)
+                if isinstance(expected, nn.Parameter) or (key == "rel_indices" and value.shape != expected.shape):
+                    continue  # resampled twice; displacements of ConViT, which has none before it is called
+                if value is not expected and isinstance(expected, COMPARED):
+                    check_untouched(model, f"{name}.{key}".lstrip("."), value, expected)
+    finally:
+        restore()
+
+
 def _check_tables(model: nn.Module) -> None:
     """Check that the tables of a model have the grids that it has on record, from which they are resampled."""
     kind = type(model).__name__
+    for name, part in model.named_modules():
+        if isinstance(part, PatchEmbed) and part.img_size is not None:
+            count = ceiling if part.dynamic_img_pad else floordiv
+            grid = tuple(map(count, part.img_size, part.patch_size))
+            if (part.grid_size, part.num_patches) != (grid, math.prod(grid)):
+                raise ValueError(
+                    f"`{name}` of {kind} must have `grid_size` {grid} and `num_patches` {math.prod(grid)}, as its "
+                    f"`img_size` says, to be resized, got {part.grid_size} and {part.num_patches}."
+                )
     for name, value, shape in _tables(model):
         holder, leaf = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if leaf not in holder._parameters and leaf not in holder._buffers:
@@ -176,7 +226,7 @@ def _resize_mixer(model: Any, size: Shape) -> None:
     if old == new:
         return
     sides, scale = (old.shape, new.shape), old.patches / new.patches
-    for block in model.blocks:
+    for block in dict.fromkeys(model.blocks):  # a block may be at several places
         if hasattr(block, "mlp_tokens"):
             first, last = block.mlp_tokens.fc1, block.mlp_tokens.fc2
             _put(first, "weight", resize_rows(first.weight.detach(), *sides) * scale)

@@ -108,6 +108,9 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> N
         methods = [method for method in _METHODS if hasattr(type(reader), method)]
         if table.kind == "displacements" or table.start != table.stop:
             methods = []
+        for attribute, value in vars(reader).items():
+            if attribute in (*methods, "forward") and getattr(value, "func", None) not in _REPLACEMENTS:
+                raise _own_method(f"{path.rpartition('.')[0]}.{attribute}", size)
         for method in methods:
             patch = table.patch if _METHODS[method] else (1,) * len(size)
             resampler = build_resampler(resampler_of(config_of(parts, name)))
@@ -141,8 +144,11 @@ def set_order(model: nn.Module, size: Shape) -> None:
         layer: Any = part
         match type(part).__name__:
             case "RfDetrDinov2Embeddings":
-                vars(part).pop("window_partition", None)
+                if getattr(vars(part).get("window_partition"), "func", None) is swap_sides:
+                    del layer.window_partition
                 if size[-1] != size[-2]:
+                    if "window_partition" in vars(part):
+                        raise _own_method("window_partition", size)
                     layer.window_partition = partial(swap_sides, part)
             case "Sam3ViTLayer" if not layer.window_size:
                 config = copy(layer.config)
@@ -151,6 +157,13 @@ def set_order(model: nn.Module, size: Shape) -> None:
                 ids = layer.precompute_positions(config, 0)  # (y, x), column by column
                 ids = ids.unflatten(0, (columns, rows)).transpose(0, 1).flip(-1).flatten(0, 1)
                 layer.position_ids = ids.to(layer.position_ids)
+
+
+def _own_method(name: str, size: Shape) -> ValueError:
+    return ValueError(
+        f"`model` must have the methods of its classes for {by(size)} pixels, which are not square, but {name} is "
+        "another; undo this change first."
+    )
 
 
 def swap_sides(module: Any, embeddings: Tensor, height: int, width: int) -> Any:

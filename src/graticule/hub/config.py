@@ -29,7 +29,7 @@ from graticule.registry.specs import Spec
 
 #: The arguments of every model that choose its position.
 CHOICES = ("encoding", "joining")
-#: Arguments of timm's `create_model` and of its builder, in addition to those of a backbone.
+#: Arguments of timm's `create_model` and of its builder, in addition to a backbone's.
 OF_TIMM = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_model_args"),
     *("checkpoint_path", "cache_dir", "features_only", "feature_cls", "out_indices"),
@@ -102,7 +102,7 @@ def argument_defaults(backbone: type) -> Mapping[str, Any]:
 
 
 PREFIX = "graticule_"
-#: Arguments that a config.json must not set, in addition to those of timm: their values are functions and classes.
+#: Arguments that a config.json must not set, in addition to timm's: their values are functions and classes.
 _FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
 
 

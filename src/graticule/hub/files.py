@@ -94,12 +94,12 @@ def check_folder(folder: Path) -> None:
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {"graticule": {}}
     if not isinstance(config, dict) or "graticule" not in config:
         raise ValueError(
-            f"`folder` must be new or that of a published model of this library, got {str(folder)!r}, whose {CONFIG} "
+            f"`folder` must be new or contain a published model of this library, got {str(folder)!r}, whose {CONFIG} "
             "is of another program."
         )
     if not (folder / CONFIG).is_file() and (taken := [name for name in (WEIGHTS, CARD) if (folder / name).exists()]):
         raise ValueError(
-            f"`folder` must be new or that of a published model of this library, got {str(folder)!r}, whose {taken[0]} "
+            f"`folder` must be new or contain a published model of this library, got {str(folder)!r}, whose {taken[0]} "
             "would be replaced; name another folder."
         )
 

@@ -85,7 +85,8 @@ class HubModel(nn.Module):
         """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it.
 
         `graticule.from_pretrained` opens it. A backbone is opened by `timm.create_model("local-dir:FOLDER",
-        pretrained=True)` too, once graticule is imported.
+        pretrained=True)` too, once graticule is imported. A warning says what is not kept: a dtype other than float32,
+        which parameters are frozen, hooks, functions and rates of training.
 
         Args:
             folder: created if it does not exist.
@@ -143,7 +144,7 @@ def skeleton_of(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
         except ValueError as error:
             raise ValueError(
                 f"`model` must be one that its arguments build, got {type(model).__name__}, which could not be opened "
-                f"again: {error}"
+                f"again: {str(error).replace(str(path), 'its config.json')}"
             ) from error
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.position.bias import Bias
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Positive, ShareBelowOne, SmallCount
 
 
 class Attention(nn.Module):
@@ -47,12 +48,12 @@ class Attention(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
+        dim: Channels,
+        num_heads: SmallCount = 8,
         qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        scale: float | None = None,
+        attn_drop: ShareBelowOne = 0.0,
+        proj_drop: ShareBelowOne = 0.0,
+        scale: Positive | None = None,
         cosine: bool = False,
         proj_bias: bool = True,
         qkv: nn.Module | None = None,
@@ -187,7 +188,7 @@ class CausalAttention(Attention):
     def _masked(self, bias: Tensor | None, new: int, keys: Tensor) -> Tensor | None:
         """Return a bias plus the mask, or the mask, True for visible keys; None if all keys are visible.
 
-        The queries are those of the last `new` keys.
+        The queries belong to the tokens of the last `new` keys.
         """
         if new == 1:
             return bias
@@ -221,7 +222,7 @@ class KeyValueCache:
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each."""
+        """Append keys and values of n tokens, (B, h, n, d) each; return all keys and values, (B, h, length, d) each."""
         stop = self.length + keys.shape[-2]
         if stop > self.capacity:
             raise ValueError(f"`keys` must leave the cache at {self.capacity} tokens at most, got {stop}.")

@@ -59,8 +59,8 @@ def build_mlp(
     Args:
         mlp_layer: a name of `MLPS`, or a callable with the arguments of timm's MLPs.
         dim: D.
-        hidden: hidden channels; in a gated MLP those of the product.
-        act_layer: the activation; by default that of the MLP: GELU, or SiLU with a gate.
+        hidden: hidden channels; in a gated MLP, channels of the product.
+        act_layer: the activation; by default the MLP's: GELU, or SiLU with a gate.
         norm_layer: builds a norm of the hidden channels; None for no norm.
         bias: whether the linear layers have a bias.
         drop: dropout rate.

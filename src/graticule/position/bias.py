@@ -116,7 +116,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
     def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
         """Append the factors to queries and keys, except in 16 bits.
 
-        For a part of a text (`LayerPosition.part`) the factors include those of earlier keys, which are appended
+        For a part of a text (`LayerPosition.part`) the factors include the factors of earlier keys, which are appended
         already.
         """
         if queries.dtype not in (torch.float32, torch.float64):

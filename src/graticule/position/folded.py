@@ -20,7 +20,7 @@ from graticule.position.position import Position
 class Folded(Position):
     """A position that returns constants instead of computing them, and keeps the original.
 
-    Its modules, parameters and names are those of the original.
+    It has the modules, parameters and names of the original.
 
     Args:
         original: the position that is folded.
@@ -57,7 +57,7 @@ class Folded(Position):
         """Compute the constants from the current parameters."""
 
     def _apply_to_both(self, fn: Callable[..., Any], recurse: bool) -> None:
-        """Apply a function to all tensors, once to those of the modules that are shared with the original."""
+        """Apply a function to all tensors, once to tensors of modules that are shared with the original."""
         nn.Module._apply(self, fn, recurse)
         apply: Callable[..., nn.Module] = self.original._apply
         apply(fn, recurse=False)
@@ -88,9 +88,7 @@ class FoldedPosition(Folded):
     It keeps the original and has its state dict. The constants are computed again when a state dict is loaded, and at
     the next call after the parameters were changed in place or moved, which their versions and addresses tell (an
     average of weights, an optimizer, `vector_to_parameters`). While other tensors are in the place of the parameters
-    (`torch.func.functional_call`), positions are computed from these. PyTorch does not count writes through
-    `parameter.data`, and a compiled program does not look: call `graticule.fold` again after these. It refuses other
-    grids and training mode.
+    (`torch.func.functional_call`), positions are computed from these. It refuses other grids and training mode.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
@@ -232,7 +230,7 @@ def _is_named_tuple(value: object) -> bool:
 
 
 def _renew(old: Any, new: Any) -> Any:
-    """Return `old` with its functions replaced by those of `new`; constants stay."""
+    """Return `old` with the functions of `new`; constants stay."""
     if isinstance(old, _Constant):
         return old
     return type(old)(*map(_renew, old, new)) if _is_named_tuple(old) else new

@@ -20,11 +20,11 @@ class FieldKind(NamedTuple):
     """The kind of a field of `LayerPosition`.
 
     take: computes a value for other tokens.
-    shapes: its possible shapes as letters of axes, such as 'h N N'; those of a function's result begin with B.
+    shapes: its possible shapes as letters of axes, such as 'h N N'; the shapes of a function's result begin with B.
     function_input: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
-    refuses: the changes of the tokens that it cannot follow.
+    unsupported: the changes of the tokens that it cannot follow.
     stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
     """
 
@@ -33,7 +33,7 @@ class FieldKind(NamedTuple):
     function_input: str = ""
     combine: Callable[[Any, Any], Any] | None = None
     pairs: bool = False
-    refuses: tuple[type[TokenSelection], ...] = ()
+    unsupported: tuple[type[TokenSelection], ...] = ()
     stacked: int = 0
 
 
@@ -102,23 +102,23 @@ _of_tokens = partial(_function, (-2,), (-2,))
 _of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
 ADDED = FieldKind(_rows, ("N D",), combine=_plus)
-RESIDUAL = FieldKind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(TextSlice, Subset))
-INPUTS = FieldKind(_of_tokens, function_input="B N D", refuses=(TextSlice, Subset))
+RESIDUAL = FieldKind(_of_tokens, ("B N D",), "B N D", _chain, unsupported=(TextSlice, Subset))
+INPUTS = FieldKind(_of_tokens, function_input="B N D", unsupported=(TextSlice, Subset))
 BIAS = FieldKind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
-KEY_BIAS = FieldKind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
-VALUE_BIAS = FieldKind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
-POSITIONAL = FieldKind(_attention, pairs=True, refuses=(TextSlice, Subset))
+KEY_BIAS = FieldKind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, unsupported=(TextSlice, WithPrefix))
+VALUE_BIAS = FieldKind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, unsupported=(TextSlice, WithPrefix))
+POSITIONAL = FieldKind(_attention, pairs=True, unsupported=(TextSlice, Subset))
 ROTARY = FieldKind(_rotation, pairs=True, stacked=3)
 SCALE = FieldKind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True, stacked=2)
-MIXING = FieldKind(_mixing, refuses=(TextSlice, WithPrefix, Subset))
-SPATIAL = FieldKind(_numbers, ("N", "h N"), combine=_plus, refuses=(TextSlice, WithPrefix, Subset))
+MIXING = FieldKind(_mixing, unsupported=(TextSlice, WithPrefix, Subset))
+SPATIAL = FieldKind(_numbers, ("N", "h N"), combine=_plus, unsupported=(TextSlice, WithPrefix, Subset))
 
 
 MixingWeights = Tensor | Displacements | TokenMlp
 
 
 class PositionalAttention(NamedTuple):
-    r"""Blends attention weights P that depend on the grid alone with those of the tokens, A, by a gate per head.
+    r"""Blends attention weights P that depend on the grid alone with the tokens' weights A, by a gate per head.
 
     .. math:: (1 - g)\, A + g\, P
 
@@ -155,12 +155,12 @@ class LayerPosition(NamedTuple):
         of (B, N, D).
     bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
         it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the
-        queries are those of n tokens from `start` on, and the bias is for the keys of the tokens before `stop`.
+        the n queries start at token `start`, and the bias is for the keys of the tokens before `stop`.
     key_bias: a function of the scaled keys, (B, heads, N, d), whose result is added to the attention logits, (B, heads,
         N, N), queries before keys.
     value_bias: a function of the attention weights, (B, heads, N, N), whose result is added to the mixed values, (B,
         heads, N, d).
-    positional: attention weights that depend on the grid alone, and a gate that blends them with those of the tokens.
+    positional: attention weights that depend on the grid alone, and a gate that blends them with the tokens' weights.
     rotary: rotates queries and keys by their positions.
     queries_keys: (N, D), added to the inputs of queries and keys, but not of values.
     query_scale: (N,) or (heads, N), the factor of the queries of each token.
@@ -168,7 +168,7 @@ class LayerPosition(NamedTuple):
     mixing: the weights that mix the patches of a grid or window: (groups, N, N), with one group if all channels are
         mixed by the same weights; or `Displacements` if they depend on displacements only; or `TokenMlp`, an MLP over
         the patches.
-    spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
+    spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to the channels of its group.
 
     `added_to_stream`, `map_before` and `map_after` act between blocks, in `enter_block` and `leave_block`. A block
     applies `after_norm` in `add_after_norm`.
@@ -214,7 +214,7 @@ class LayerPosition(NamedTuple):
         return self.take(TextSlice(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
-        """Return the position with `count` additional tokens before those of the grid, which get no position.
+        """Return the position with `count` additional tokens before the grid's, which get no position.
 
         They are not changed between blocks, get nothing added, attend without a bias or a rotation, and are neither
         scaled nor gated.
@@ -230,7 +230,7 @@ class LayerPosition(NamedTuple):
         for field, value in zip(self._fields, self, strict=True):
             if value is not None:
                 kind = FIELD_KINDS[field]
-                if isinstance(tokens, kind.refuses):
+                if isinstance(tokens, kind.unsupported):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
                 changed[field] = kind.take(value, tokens)
         return LayerPosition(**changed)
@@ -248,7 +248,7 @@ class LayerPosition(NamedTuple):
 
     @staticmethod
     def stack(samples: Sequence[LayerPosition]) -> LayerPosition:
-        """Return the position of a batch from those of its samples, which have the same fields.
+        """Return the position of a batch from the positions of its samples, which have the same fields.
 
         Each tensor gets a first axis for the samples, and one for heads if it has none; a function computes the samples
         one by one.

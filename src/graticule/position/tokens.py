@@ -87,7 +87,7 @@ def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0,
 class WithPrefix(TokenSelection):
     """All tokens, and `count` tokens without a position before them."""
 
-    where = "for further tokens before those of the grid"
+    where = "for further tokens before the grid's tokens"
     count: int
 
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Windows of a grid, which never reach beyond its border, and those of a rolled map."""
+"""Windows of a grid, which never reach beyond its border, and windows of a rolled map."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.system.symbolic import ceiling, holds
+from graticule.system.symbolic import ceiling, is_statically_true
 
 
 class Tile(NamedTuple):
@@ -50,8 +50,8 @@ class Windows:
         window: the grid of a whole window, no larger than `grid`.
         shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
             part of a window precedes it. The rolled map may have other axes, such as frames, rows and columns.
-        rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
-            and column contain tokens of opposite borders.
+        rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where the windows of the
+            last row and column contain tokens of opposite borders.
         masks: those that were computed already for blocks with these windows.
     """
 
@@ -83,11 +83,11 @@ class Windows:
         return [*range(1, len(self.grid.shape) + 1)]
 
     def cut(self, x: Tensor) -> Tensor:
-        """Cut tokens x: (B, N, D) into those of each window of the rolled map, (B * windows, M, D), row by row."""
+        """Cut tokens x: (B, N, D) into the tokens of each window of the rolled map, (B * windows, M, D), row by row."""
         return _cut(self.rolled_map(x), self.window)
 
     def join(self, y: Tensor, samples: int) -> Tensor:
-        """Join the tokens of windows of the rolled map, (B * windows, M, D), to those of the grid, (B, N, D)."""
+        """Join the tokens of the rolled map's windows, (B * windows, M, D), to the grid's tokens, (B, N, D)."""
         counts = [ceiling(side, step) for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
         y = y.unflatten(1, self.window.shape).unflatten(0, (samples, *counts))
         axes = self._axes  # of the windows; those within a window follow
@@ -160,7 +160,7 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
     Each comes with the part of a window that it covers.
     """
     length = (side - shift) // step * step
-    if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
+    if is_statically_true(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
         length = side - step if shift else side
     end = shift + length
     cuts = [

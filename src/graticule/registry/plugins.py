@@ -208,7 +208,7 @@ def replaces(definition: Definition, known: Definition) -> bool:
 
 
 def source_of(definition: Definition) -> Path | None:
-    """Return the file of a class or function; None for those of the package and for those without a file."""
+    """Return the file of a class or function; None for the package's own and for those without a file."""
     module = str(definition.__module__)  # None for a function of executed code
     if module.partition(".")[0] == __name__.partition(".")[0]:
         return None

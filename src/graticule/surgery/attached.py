@@ -28,7 +28,8 @@ class Hook(NamedTuple):
     """A hook on a module of a block that applies a field of the position of its layer.
 
     module: the name of the module in the block; empty for the block itself.
-    method: of `AttachedPosition`, called with the index of the layer, `arguments`, and those of PyTorch's hooks.
+    method: of `AttachedPosition`, called with the index of the layer, `arguments`, and the arguments of PyTorch's
+        hooks.
     before: whether it is called before the module, with its arguments, or after it, with its output.
     """
 
@@ -205,7 +206,7 @@ class AttachedPosition(PublishedNames):
         while self._handles:
             self._handles.pop().remove()
 
-    # Hooks; the arguments after the bound ones are those of PyTorch's hooks
+    # Hooks; after the bound arguments, they take the arguments of PyTorch's hooks
 
     def _clear(self, module: nn.Module, keys: object) -> None:
         """Set to zero what replaces removed tensors, which `to_empty` left as uninitialized memory."""

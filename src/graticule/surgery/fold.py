@@ -11,19 +11,22 @@ from graticule.checkpoints.read import check_whole
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import Position
 from graticule.registry.checks import checked
+from graticule.registry.fields import Side
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @checked
 def fold(
-    model: Model, img_size: int | tuple[int, int] | tuple[int, int, int] | None = None, sizes: int | None = None
+    model: Model, img_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None, sizes: int | None = None
 ) -> Model:
     """Replace the position information of `model` by constants, in place, and return the model in evaluation mode.
 
     The constants are LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then
     has no extra cost. The original is kept inside, and `unfold` restores it. A folded model cannot be trained, and
-    refuses other grids unless `sizes` is given. Folding a folded model folds it again, for `img_size`.
+    refuses other grids unless `sizes` is given. Folding a folded model folds it again, for `img_size`:
+    do so after writes through `parameter.data`, which PyTorch does not count, and after each change of the parameters
+    of a compiled model, whose program does not look for changes.
     Functions of the tokens (a PEG, Shaw's encoding) are unchanged.
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.

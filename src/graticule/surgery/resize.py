@@ -6,14 +6,15 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
 from graticule.checkpoints.obstacles import check_intact
+from graticule.checkpoints.skeleton import attributes
 from graticule.checkpoints.transfer import with_channels
 from graticule.hub.config import record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
@@ -23,6 +24,7 @@ from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
+from graticule.registry.fields import Side, SmallCount
 from graticule.registry.registry import NameTable
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
@@ -46,7 +48,8 @@ def check_inflation(model: Backbone, volume: Shape, patch: Shape) -> Grid:
 
 @torch.no_grad()
 def inflate(model: Backbone, volume: Shape, patch: Shape) -> None:
-    """Let a model of images take volumes of (depth, height, width), in place; height and width are those of its images.
+    """Let a model of images take volumes of (depth, height, width), in place; height and width stay the sides of its
+    images.
 
     The encoding is built for three axes, with the parameters of the image; a table is repeated along the depth. Each of
     the slices of a patch has an equal part of its weights.
@@ -122,7 +125,7 @@ def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
 
 def table_of(module: Any) -> Any:
     """Return the kind of table in a module or module class: one of positions or of displacements."""
-    return getattr(module, "holds", "positions")
+    return getattr(module, "table_kind", "positions")
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -135,11 +138,11 @@ LIBRARIES: NameTable[str, Callable[..., None]] = NameTable(
 @checked
 def resize(
     model: Model,
-    img_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
+    img_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None,
     resampler: str | Spec | None = None,
     *,
-    patch_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
-    channels: int | None = None,
+    patch_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None,
+    channels: SmallCount | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
 
@@ -153,21 +156,25 @@ def resize(
 
     A model of images takes volumes with `img_size=(depth, height, width)` if its blocks do (ViT and
     DeiT): a volume of one slice has the logits of the image. The weights of a patch are spread over its slices, and
-    a table is repeated for each; other encodings are those of three axes, if they give one slice the position of the
-    image. `channels=1` is for volumes.
+    a table is repeated for each; other encodings become encodings of three axes, if they give one slice the position of
+    the image. `channels=1` is for volumes.
+
+    What a resize does not replace stays the same object. In models of timm and transformers, tables that are buffers or
+    are at several places remain so, and a change that a resize would undo is refused: of windows, indices, masks,
+    frequencies or methods. An optimizer keeps the old tables, so build it after.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
     gets the tables that it computes for the size, also within a larger model, with its configuration: these are new
     parameters, for a new optimizer, and every other one stays the same object. If its class reads tables as squares,
-    those of other images have a grid of their own from then on, which `save_pretrained` mentions and `graticule.load`
-    restores. Its videos have `img_size=(frames, height, width)`.
+    encodings of other images have a grid of their own from then on, which `save_pretrained` mentions and
+    `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
             an attached position.
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
-            default, that of each encoding.
+            default, each encoding's.
         patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For volumes
             (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.
@@ -211,7 +218,7 @@ def resize(
             resampler = None
         if (img_size, patch_size, channels, resampler) != (None,) * 4:
             resize_library = LIBRARIES[library if library in LIBRARIES else "timm"]  # others may have its interface
-            with _as_attached_to(model, attached, size):
+            with _as_attached_to(model, attached, size), carried(model):
                 resize_library(model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
     return model
 
@@ -319,21 +326,89 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
     return {**words, "encoding": " + ".join(map(str, specs))}
 
 
+class _Place(NamedTuple):
+    """Where a module has a tensor: its parameters, buffers or attributes; buffers may be left out of state dicts."""
+
+    name: str
+    part: Any
+    holder: str
+    key: str
+    persistent: bool
+
+    @property
+    def value(self) -> Any:
+        return attributes(self.part).get(self.key)
+
+    def set(self, value: Tensor) -> None:
+        """Set the tensor in the dictionary that had it before."""
+        values = vars(self.part)[self.holder] if self.holder else vars(self.part)
+        if self.key not in values:
+            delattr(self.part, self.key)
+            self.part.register_buffer(self.key, None, self.persistent)
+        values[self.key] = value
+
+
+@contextmanager
+def carried(model: nn.Module) -> Iterator[None]:
+    """Let tensors that the block replaces have the places, the kind and the attributes of the old ones.
+
+    A parameter at several places stays one, and a buffer a buffer. What cannot be carried over is refused.
+    """
+    places: dict[Tensor, list[_Place]] = {}  # tensors are hashed by identity
+    for name, part in model.named_modules():
+        for key, value in attributes(part).items():
+            if isinstance(value, Tensor):
+                holder = next((holder for holder in ("_parameters", "_buffers") if key in vars(part)[holder]), "")
+                is_saved = key not in part._non_persistent_buffers_set
+                places.setdefault(value, []).append(_Place(f"{name}.{key}".lstrip("."), part, holder, key, is_saved))
+    yield
+    for old, same in places.items():
+        new = {place.name: place.value for place in same if place.value is not old}
+        name, value = next(iter(new.items()), ("", None))
+        if not isinstance(value, Tensor):
+            continue
+        for other, another in new.items():
+            if not isinstance(another, Tensor) or not torch.equal(another, value):
+                raise ValueError(f"`{other}` must not be the tensor {name}, too: their values of another size differ.")
+        if getattr(old, "_backward_hooks", None) or getattr(old, "_post_accumulate_grad_hooks", None):
+            raise ValueError(f"`{name}` must have no hooks, which a new tensor would lose; remove them first.")
+        if type(old) is Tensor:
+            value = value.detach()
+        elif type(old) is not type(value):
+            raise ValueError(f"`{name}` must be a {type(value).__name__}, got {type(old).__name__}.")
+        vars(value).update(vars(old))
+        for place in same:
+            place.set(value)
+
+
 @contextmanager
 def restore_on_error(model: nn.Module, *others: object) -> Iterator[None]:
-    """Restore the attributes, parameters and buffers of all modules, and the attributes of `others`, on errors.
+    """Restore the attributes, parameters and buffers of all modules, and the attributes of `others`, on errors."""
+    restore = restorer(model, *others)
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
 
-    Values of tensors are not restored: resizing a model creates new ones.
+
+def restorer(model: nn.Module, *others: object) -> Callable[[], None]:
+    """Return a function that restores the attributes, parameters and buffers of modules, and attributes of `others`.
+
+    Values of parameters are not restored: resizing a model creates new ones.
     """
+    buffers = [(value, value.clone()) for value in model.buffers()]
     modules = dict.fromkeys(model.modules())
     modules |= dict.fromkeys(module.original for module in list(modules) if isinstance(module, Folded))
     contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in [*modules, *others]]
     values = [value for _, attributes in contents for value in attributes.values()]
     contents += [(value, value.copy()) for value in values if isinstance(value, dict | set | list)]
-    try:
-        yield
-    except BaseException:
+
+    def restore() -> None:
         for container, content in contents:
             container.clear()
             container.extend(content) if isinstance(container, list) else container.update(content)
-        raise
+        for buffer, content in buffers:  # timm copies the bands of rotations into their buffer
+            buffer.copy_(content)
+
+    return restore

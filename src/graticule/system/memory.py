@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from graticule.system.symbolic import holds
+from graticule.system.symbolic import is_statically_true
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -81,7 +81,7 @@ _PARAMETERS: ContextVar[float] = ContextVar("parameters", default=math.inf)
 
 def check_memory(argument: str, what: str, size: float, device: torch.device | str | None = None) -> None:
     """Check that `size` bytes fit into the free memory of a device; in code that is compiled, nothing is checked."""
-    if torch.compiler.is_compiling() or not holds(size > _SMALL):
+    if torch.compiler.is_compiling() or not is_statically_true(size > _SMALL):
         return
     free = free_memory(device)
     if free is not None and size > free:
@@ -128,7 +128,7 @@ def build_within_memory(build: Callable[[], Model], argument: str = "model") -> 
 
 
 class _TooLarge(Exception):
-    """The tensors so far are larger than those of a small model."""
+    """The tensors so far are larger than a small model."""
 
 
 @contextmanager

@@ -315,7 +315,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
     """Return the grid or the windows of each block for images of `size`; `set_input_size` may change windows."""
-    return [model.where(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
+    return [model.block_arguments(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
 
 
 def _batch(case: _Case) -> None:
@@ -332,10 +332,18 @@ def _folding(case: _Case) -> None:
 def _dtypes(case: _Case) -> None:
     for dtype, rounding in ((torch.float32, 1e-3), (torch.bfloat16, 0.5)):
         for kind, model in (("", copy.deepcopy(case.model)), (" folded", fold(copy.deepcopy(case.model)))):
-            logits = run(model.to(dtype), case.images.to(dtype))
+            with model.position.register_forward_hook(partial(_check_added, dtype)):
+                logits = run(model.to(dtype), case.images.to(dtype))
             assert logits.dtype == dtype and logits.isfinite().all(), f"logits must be finite {dtype}"
             law = f"a{kind} model must compute the same in {dtype}, up to rounding"
             check_same(logits.double(), case.logits, law, rounding)
+
+
+def _check_added(dtype: torch.dtype, _: nn.Module, __: Any, layers: Sequence[Any]) -> None:
+    """Check the dtype of tables that are added to tokens."""
+    for layer, field in product(layers, ("added_to_stream", "after_norm")):
+        value = getattr(layer, field)
+        assert not isinstance(value, Tensor) or value.dtype == dtype, f"`{field}` must be {dtype}, got {value.dtype}"
 
 
 def _compilation(case: _Case) -> None:
@@ -412,6 +420,7 @@ def _check_shapes(position: Any, n: int) -> None:
             letters = next((axes for axes in allowed if len(axes) == result.ndim), allowed[0])
             shape = tuple(sides[letter] for letter in letters)
             assert result.shape == shape, f"`{field}` must be {shape}, got {tuple(result.shape)}"
+            assert result.is_floating_point(), f"`{field}` must be in floating point, got {result.dtype}"
     if position.positional is not None:
         for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
             actual = tuple(getattr(position.positional, name).shape)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.mixing import TokenMixing
+from graticule.external.table_grids import find_table
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import FIELD_KINDS, LayerPosition
 from graticule.position.places import Points, Shape, by
-from graticule.position.position import ENCODINGS, Position
+from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.resampling import build_resampler
 from graticule.position.tokens import Subset
 from graticule.registry.plugins import describe_error
 from graticule.testing.model_under_test import Failed, NotApplicable, check_same, refusal
@@ -142,6 +144,73 @@ def row_order(encoding: str, joining: str, shape: Shape) -> None:
                 )
 
 
+def resampling(encoding: str, joining: str, sides: tuple[Shape, Shape]) -> None:
+    """Check that tables are resampled along each axis of the grid, by the `resampler` if there is one, also for files.
+
+    A table with the coordinates of its entries tells which of them each entry of the resampled one comes from.
+    """
+    first, second = (build_random(_grid(encoding, shape), encoding, joining, "resampling") for shape in sides)
+    others: dict[str, Any] = dict(second.named_modules())
+    is_resampled = False
+    for place, module in first.named_modules():
+        for name, parameter in module.named_parameters() if isinstance(module, GridModule) else ():
+            if parameter.requires_grad and hasattr(module, "grid"):
+                is_resampled |= _check_resampled(module, others[place], name, parameter, sides)
+    if not is_resampled:
+        raise NotApplicable("no parameter is a table of the grid, or of offsets, that is resampled")
+
+
+def _check_resampled(module: Any, other: Any, name: str, parameter: Tensor, sides: tuple[Shape, Shape]) -> bool:
+    """Check how a module resamples a parameter; return False if it is no table of the grid or of one of its axes."""
+    shape, new_shape = parameter.shape, module.resample(name, parameter, module.grid, other.grid).shape
+    for axes in ((0, 1), (0,), (1,)):
+        grids = [tuple(side[axis] for axis in axes) for side in sides]
+        table = find_table(name, (shape, new_shape), grids, [(1,) * len(axes)])
+        if table is not None and shape != new_shape:
+            break
+    else:
+        return False
+    old, new = map(table.sides, grids)
+    first = table.prefix if table.kind == "positions" else 0
+    coordinates = Grid(*old).coordinates().double()
+    columns = []
+    for column in (torch.ones(len(coordinates), dtype=torch.float64), *coordinates.mT):
+        rows = parameter.flatten(table.start, table.stop).movedim(table.start, -1).clone()
+        rows[..., first : first + len(column)] = column
+        parameter.copy_(rows.movedim(-1, table.start).reshape(shape))
+        value, fitted = (
+            module.resample(name, parameter, module.grid, other.grid),
+            other.fit_parameter(name, parameter, sides[0]),
+        )
+        law = f"the table of a file, `{name}` on {by(sides[0])} patches, must fit {by(sides[1])} (`resampling`)"
+        if fitted is None:
+            raise Failed(f"{law}, got None; define `fit`")
+        check_same(fitted, value, f"{law} as it is resampled", _EXACT)
+        rows = value.flatten(table.start, table.stop).movedim(table.start, -1)
+        columns.append(rows.reshape(-1, rows.shape[-1])[0, first : first + math.prod(new)])
+    measured = (torch.stack(columns[1:]) / columns[0]).unflatten(-1, new)  # some scale by the number of patches
+    maps, resampler = coordinates.mT.unflatten(-1, old), getattr(module, "resampler", None)
+    if resampler is None:
+        expected = [build_resampler("bilinear")(maps, new)]
+    elif len(old) > 1:
+        expected = [resampler(maps, new)]
+    else:
+        expected = [resampler(maps[:, None], (1, *new))[:, 0]]
+        if table.kind == "positions":  # of one axis, by a resampler of which each depends on the other
+            expected.append(maps @ resampler.matrices(*sides)[axes[0]].mT)
+    # nearest entries are half an entry off, and corners that are aligned half a step
+    steps = [(1 + max(n / m, 1)) / 2 for n, m in zip(old, new, strict=True)]
+    near = torch.tensor(steps if resampler is None else [_EXACT] * len(steps))
+    errors = [(measured - right).abs().nan_to_num(math.inf).flatten(1).amax(1) for right in expected]
+    if not any(bool((error <= near).all()) for error in errors):
+        how, error = "" if resampler is None else f" by {resampler}", float(torch.stack(errors).amax(1).min())
+        raise Failed(
+            f"a table must be resampled from {by(sides[0])} to {by(sides[1])} patches{how} (`resampling`): entries of "
+            f"`{name}` come from places up to {error:.1f} entries off"
+        )
+    return True
+
+
 def _beyond_offsets(pairs: Tensor, shape: Shape) -> float:
     """Return the share of values of pairs, (..., N, N), that does not depend on their offset in a grid alone."""
     index = Grid(*shape).offsets().add(torch.tensor(shape)).flatten(0, 1) @ torch.tensor([2 * max(shape), 1])
@@ -183,6 +252,7 @@ _CASES: dict[Callable[..., None], list[Any]] = {
     one_frame: [(5,), (3, 4)],
     permutation: [(5, 6), (5, 6, 7)],
     row_order: [(3, 5)],
+    resampling: [((4, 6), (7, 5)), ((8, 5), (3, 4)), ((4, 3), (8, 6))],
     points: [(6,), (2, 3), (2, 3, 2)],
     crop: [((6, 8), (6, 8), (3, 4)), ((4, 5), (6, 8), (3, 4)), ((3, 4, 5), (3, 4, 5), (2, 2, 3))],
 }

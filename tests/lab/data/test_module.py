@@ -4,13 +4,12 @@ import torch
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.transforms import TensorImages, evaluation_transform
+from graticule.lab.data.transforms import TensorImages
 
 
 def module(**options):
     options = {"size": (28, 28), "batch_size": 16, "limit_train": 40, "limit_test": 30} | options
     data = DataModule("digits", **options)
-    data.setup()
     return data
 
 
@@ -36,11 +35,11 @@ def test_evaluation_sees_every_image_once_in_order_at_any_size():
 
 def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
     data = module()
-    stored = data.eval_dataloader(data.size).dataset
-    image, label = data._images["test"][7]
+    images, labels = next(iter(data.eval_dataloader(data.size)))
+    image, label = data.images["test"][int(data.rows["test"][7])]
     pixels = torch.from_numpy(np.asarray(image) / 255).float()
-    torch.testing.assert_close(stored[7][0][0], (pixels - data.info.mean[0]) / data.info.std[0])
-    assert stored[7][1] == label
+    torch.testing.assert_close(images[7, 0], (pixels - data.info.mean[0]) / data.info.std[0])
+    assert labels[7] == label
 
 
 def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
@@ -70,6 +69,5 @@ def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentati
     there.to(torch.device("cpu"))
     for ours, on_cpu in zip([*there.train_dataloader(), *there.eval_dataloader(there.size)], expected, strict=True):
         assert torch.equal(ours[0], on_cpu[0]) and torch.equal(ours[1], on_cpu[1])
-    transform = evaluation_transform(here.info, size, Augmentation())
-    one_by_one = torch.stack([transform(image) for image, _ in here._images["test"]])
+    one_by_one = here.test_images(size, range(30))[0]
     assert torch.equal(torch.cat([images for images, _ in there.eval_dataloader(there.size)]), one_by_one)

@@ -27,7 +27,6 @@ def test_a_registered_data_set_is_listed_loaded_and_makes_batches():
     assert "noise" in list_datasets()
     assert load_dataset("noise", "train")[1] is INFO
     data = DataModule("noise", size=(8, 8), batch_size=4)
-    data.setup()
     assert [(images.shape, len(labels)) for images, labels in data.train_dataloader()] == [((4, 1, 8, 8), 4)] * 3
 
 

@@ -1,15 +1,15 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
-from graticule.lab.data.transforms import SeededImages, TensorImages, TransformedImages, training_transform
+from graticule.lab.data.sampling import BatchIndices, BatchOrder, Loading, evaluation_batches
+from graticule.lab.data.transforms import ImageExamples, training_transform
 from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
 
@@ -21,25 +21,32 @@ AUGMENTATION = Augmentation(
 
 def images(seed=0):
     pixels = np.random.RandomState(0).randint(0, 256, (12, 16, 16, 3)).astype(np.uint8)
-    return SeededImages(ArrayImages(pixels, np.arange(12) % 2), training_transform(INFO, (16, 16), AUGMENTATION), seed)
+    transform = training_transform(INFO, (16, 16), AUGMENTATION)
+    return ImageExamples(ArrayImages(pixels, np.arange(12) % 2), np.arange(12), transform, seed)
 
 
-def epochs(workers, which, **options):
-    data, sampler = images(), EpochSampler(12, seed=0)
-    loader = DataLoader(data, 5, sampler=sampler, num_workers=workers, **options)
+def drawn(*indices, epoch=0, repeats=0):
+    return images()[BatchIndices(np.array(indices), epoch, np.array(repeats))][0]
+
+
+def epochs(workers):
+    order = BatchOrder(12, 5, seed=0)
+    loader = Loading.load(SimpleNamespace(workers=workers, seed=0), images(), order)
     seen = []
-    for epoch in which:
-        sampler.set_epoch(epoch)
+    for epoch in range(3):
+        order.start(epoch)
         seen.append(torch.cat([batch for batch, _ in loader]))
     return seen
 
 
-def test_an_item_depends_on_seed_epoch_and_index_alone():
-    data = images()
-    forward = [data[1, i][0] for i in range(12)]
+def test_an_image_depends_on_seed_epoch_index_and_repeat_alone():
+    forward = drawn(*range(12), epoch=1)
     random.random(), np.random.rand(), torch.rand(1)
-    backward = [data[1, i][0] for i in reversed(range(12))]
-    assert all(torch.equal(a, b) for a, b in zip(forward, reversed(backward), strict=True))
+    assert torch.equal(forward.flip(0), drawn(*reversed(range(12)), epoch=1))
+    three = drawn(5, 5, 5, repeats=(0, 1, 2))
+    assert torch.equal(three[0], drawn(5)[0])
+    assert not torch.equal(three[0], three[1]) and not torch.equal(three[1], three[2])
+    assert not torch.equal(forward[5], three[0])
 
 
 def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
@@ -49,191 +56,114 @@ def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     expected = draw()
     random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
-    data = images()
-    for index in range(12):
-        data[0, index]
+    drawn(*range(12))
     assert draw() == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
 def test_workers_change_nothing_even_when_they_outlive_an_epoch():
-    alone = epochs(0, [0, 1, 2])
-    for a, b in zip(alone, epochs(2, [0, 1, 2], persistent_workers=True), strict=True):
-        assert torch.equal(a, b)
+    alone = epochs(0)
+    assert all(torch.equal(a, b) for a, b in zip(alone, epochs(2), strict=True))
     assert not torch.equal(alone[0], alone[1])
-
-
-def test_an_epoch_has_every_index_once_in_an_order_of_its_own():
-    sampler = EpochSampler(50, seed=3)
-    orders = []
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        keys = list(sampler)
-        assert keys == list(sampler)
-        assert {key[0] for key in keys} == {epoch}
-        orders.append([key[1] for key in keys])
-        assert sorted(orders[-1]) == list(range(50)) and len(sampler) == 50
-    assert orders[0] != orders[1] and orders[0] != list(range(50))
 
 
 SHARES = [(1, 1), (2, 1), (1, 3), (3, 2)]  # processes, and micro-batches of a step in each
 
 
-def orders(length, batch_size, world_size, parts, **options):
-    kind = {name: options.pop(name) for name in ("repeats",) if name in options}
-    return [
-        BatchOrder(
-            EpochSampler(length, 7, **kind), batch_size, rank=rank, world_size=world_size, parts=parts, **options
-        )
-        for rank in range(world_size)
-    ]
-
-
-def steps_of(processes):
-    """Return the keys of every step, over all processes and micro-batches."""
-    batches = [list(order) for order in processes]
-    parts = processes[0].parts
-    return [
-        [key for order in batches for batch in order[step * parts : (step + 1) * parts] for key in batch]
-        for step in range(processes[0].steps)
-    ]
+def orders(length, batch_size, world_size=1, parts=1, **options):
+    shared = {"world_size": world_size, "parts": parts, **options}
+    return [BatchOrder(length, batch_size, 7, rank=rank, **shared) for rank in range(world_size)]
 
 
 @in_turn("drop_last", [True, False])
 @in_turn(("world_size", "parts"), SHARES)
 @in_turn("length", [60, 64, 71])
-def test_a_step_has_the_same_images_however_many_share_it(length, world_size, parts, drop_last):
-    (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
+def test_a_step_has_the_next_images_of_the_epoch_shared_evenly(length, world_size, parts, drop_last):
     together = orders(length, 12, world_size, parts, drop_last=drop_last)
-    single, shared = steps_of([alone]), steps_of(together)
-    assert all(len(order) == len(together[0]) for order in together)  # otherwise one would wait forever
-    # a rest with less than one image for each is left out
-    assert len(single) - len(shared) == (not drop_last and 0 < length % 12 < world_size * parts)
-    assert [sorted(step) for step in shared] == [sorted(step) for step in single][: len(shared)]
-    assert len({key for step in shared for key in step}) == sum(map(len, shared))
-
-
-@pytest.mark.parametrize(("world_size", "parts"), SHARES)
-def test_the_weights_make_the_mean_of_the_shares_that_of_the_step(world_size, parts):
-    values = np.random.default_rng(0).normal(size=71)
-    together = orders(71, 12, world_size, parts)
+    batches = [list(order) for order in together]
+    epoch, shares = together[0].indices(0), world_size * parts
+    assert sorted(epoch) == list(range(length))
+    rest = 0 if drop_last else length % 12 // shares * shares
+    assert all(len(order) == len(batches[0]) == parts * (length // 12 + (rest > 0)) for order in together)
     for step in range(together[0].steps):
-        numbers = range(step * parts, (step + 1) * parts)
-        shares = [order.weight(n) * values[order.places(n)].mean() for order in together for n in numbers]
-        assert np.mean(shares) == pytest.approx(values[step * 12 : (step + 1) * 12].mean(), abs=1e-14)
-    assert orders(72, 12, world_size, parts)[0].weight(0) == 1
+        parts_of_step = [batch for own in batches for batch in own[step * parts : (step + 1) * parts]]
+        assert len({len(batch.indices) for batch in parts_of_step}) == 1  # so that the mean of means is the mean
+        expected = epoch[12 * step : 12 * step + (12 if step < length // 12 else rest)]
+        assert sorted(np.concatenate([batch.indices for batch in parts_of_step])) == sorted(expected)
+    left = 0 if drop_last else length % shares
+    assert together[0].notes() == (
+        [f"the last {left} examples of each epoch are left out, to share the rest evenly"] if left else []
+    )
 
 
-def test_batches_are_skipped_once_and_the_rest_is_unchanged():
-    (order,) = orders(64, 12, 1, 1)
-    batches = list(order)
-    order.skip(2)
-    assert list(order) == batches[2:] and list(order) == batches and len(order) == 6
-    assert [order.keys(0, number) for number in range(6)] == batches
+def test_a_pass_begins_at_a_batch_of_an_epoch_in_an_order_of_its_own():
+    (order,) = orders(64, 12)
+    batches = [batch.indices.tolist() for batch in order]
+    order.start(0, 2)
+    assert [batch.indices.tolist() for batch in order] == batches[2:] and len(order) == 6
+    order.start(1)
+    assert {batch.epoch for batch in order} == {1}
+    assert [batch.indices.tolist() for batch in order] != batches
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
-def test_repeated_augmentation_repeats_every_image_in_turn(repeats):
-    (order,) = orders(60, 12, 1, 1, repeats=repeats)
-    keys = [key for batch in order for key in batch]
-    assert len(keys) == 60 and len(set(keys)) == 60
-    for first in range(0, 60, repeats):
-        assert len({key[1] for key in keys[first : first + repeats]}) == 1
-        assert [key[2] for key in keys[first : first + repeats]] == list(range(repeats))
-    assert len({key[1] for key in keys}) == 60 // repeats
-    single = EpochSampler(60, 7)
-    assert [key[1] for key in keys[::repeats]] == [index for _, index in single][: 60 // repeats]
+def test_repeated_augmentation_repeats_every_image_in_turn_on_different_processes(repeats):
+    (order,) = orders(60, 12, repeats=repeats)
+    indices = np.concatenate([batch.indices for batch in order])
+    assert indices.tolist() == order.indices(0)[: 60 // repeats].repeat(repeats).tolist()
+    assert np.concatenate([batch.repeats for batch in order]).tolist() == [*range(repeats)] * (60 // repeats)
+    for rank, own in enumerate(orders(60, 12, repeats, repeats=repeats)):
+        assert {int(repeat) for batch in own for repeat in batch.repeats} == {rank}
 
 
-def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apart():
-    three = orders(60, 12, 3, 1, repeats=3)
-    assert [[key[2] for batch in order for key in batch] for order in three] == [[rank] * 20 for rank in range(3)]
-    data = images()
-    drawn = [data[0, 5, repeat][0] for repeat in range(3)]
-    assert torch.equal(drawn[0], data[0, 5][0])
-    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+def test_batches_by_group_have_each_image_once_and_one_group_but_the_last_ones():
+    groups = np.random.RandomState(0).randint(0, 2, 101)
+    order = BatchOrder(101, 8, 1, groups=groups)
+    batches = [batch.indices for batch in order]
+    assert sorted(np.concatenate(batches)) == list(range(101))
+    mixed = [len({*groups[batch]}) == 2 for batch in batches]
+    assert sum(mixed) <= 1 and not any(mixed[:-2])
+    assert len({int(groups[batch][0]) for batch in batches[:6]}) == 2
 
 
 def test_batches_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match=r"`batch_size` must be a multiple.*2 x 3.*got 16"):
         orders(60, 16, 2, 3)
     with pytest.raises(ValueError, match=r"`batch_size` must not exceed.*10.*got 12"):
-        orders(10, 12, 1, 1, drop_last=True)
-    with pytest.raises(ValueError, match="`repeats` must be at least 1"):
-        EpochSampler(10, 0, repeats=0)
+        orders(10, 12, drop_last=True)
+    with pytest.raises(ValueError, match="`devices` x `nodes` must be at most the number of test examples, 2, got 3"):
+        evaluation_batches(2, 4, 0, 3)
 
 
-@in_turn("length", [1, 10, 11, 12])
+@in_turn("length", [3, 10, 11, 12])
 @in_turn("world_size", [1, 2, 3])
-@in_turn("in_memory", [True, False])
-def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, in_memory):
-    pixels = np.arange(length, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
-    kind = TensorImages if in_memory else TransformedImages
-    data = kind(ArrayImages(pixels, np.arange(length)), lambda image: torch.from_numpy(np.array(image)).float())
-    seen, counts = [], set()
-    for rank in range(world_size):
-        order = EvaluationOrder(length, rank, world_size)
-        loaded = [data[index] for index in order]
-        assert len(order) == len(loaded)
-        counts.add(len(loaded))
-        for image, label in loaded:
-            if label == PADDING:
-                assert image[0, 0] == length - 1
-            else:
-                assert image[0, 0] == label
-                seen.append(int(label))
-    assert sorted(seen) == list(range(length)) and len(counts) == 1
-
-
-def test_examples_that_no_process_gets_are_said():
-    for count, world_size, parts, left in ((21, 2, 1, 1), (21, 1, 1, 0), (22, 2, 1, 0), (23, 2, 2, 3), (24, 2, 2, 0)):
-        notes = BatchOrder(EpochSampler(count, 0), 4, world_size=world_size, parts=parts).notes()
-        assert notes == (
-            [f"the last {left} examples of each epoch are left out, fewer than its {world_size * parts} micro-batches"]
-            if left
-            else []
-        )
+@in_turn("batch_size", [1, 2, 5])
+def test_evaluation_has_every_image_once_and_gives_all_processes_as_many_batches(length, world_size, batch_size):
+    ranks = [evaluation_batches(length, batch_size, rank, world_size) for rank in range(world_size)]
+    assert sorted(index for batches in ranks for batch in batches for index in batch.indices) == list(range(length))
+    assert len({len(batches) for batches in ranks}) == 1 and all(len(b.indices) for batches in ranks for b in batches)
 
 
 SIZES = ((16, 16), (24, 24), (16, 32))
 
 
 def digits(**kwargs):
-    data = DataModule(
-        "digits", size=(16, 16), train_sizes=SIZES, batch_size=8, limit_train=80, limit_test=20, seed=3, **kwargs
-    )
-    data.setup()
-    return data
+    options = {"size": (24, 24), "batch_size": 8, "limit_train": 80, "limit_test": 20, "seed": 3}
+    return DataModule("digits", **{**options, **kwargs})
 
 
-def order(seed=0, **kwargs):
-    return BatchOrder(EpochSampler(240, seed), 8, sizes=3, **kwargs)
-
-
-def test_each_batch_has_one_size_and_an_epoch_has_all_of_them():
-    shapes = [tuple(images.shape[-2:]) for images, _ in digits().train_dataloader()]
-    assert len(shapes) == 10 and set(shapes) == set(SIZES)
-
-
-def test_the_size_of_a_step_is_a_function_of_seed_epoch_and_step():
-    drawn = {
-        (seed, epoch): [order(seed).size(epoch, step) for step in range(30)] for seed in range(2) for epoch in range(2)
-    }
-    assert drawn[0, 0] == [order(0).size(0, step) for step in range(30)]
-    assert len({tuple(sizes) for sizes in drawn.values()}) == 4
-    sizes_of_steps = [order(0).size(epoch, step) for epoch in range(100) for step in range(30)]
-    counts = torch.bincount(torch.tensor(sizes_of_steps), minlength=3)
-    assert (counts - 1000).abs().max() < 5 * (3000 * 2 / 9) ** 0.5  # five standard deviations
-
-
-def test_the_images_and_their_randomness_are_those_of_a_single_size():
-    several = digits(augmentation=Augmentation(scale=(0.5, 1.0)))
-    options = {"batch_size": 8, "limit_train": 80, "limit_test": 20, "seed": 3}
-    single = DataModule("digits", size=(24, 24), augmentation=several.augmentation, **options)
-    single.setup()
-    pairs = zip(several.train_dataloader(), single.train_dataloader(), strict=True)
-    same = [torch.equal(images, expected) for (images, _), (expected, _) in pairs if images.shape == expected.shape]
-    assert same and all(same)
+def test_each_step_has_one_size_of_all_and_the_images_and_their_randomness_are_those_of_a_single_size():
+    crops = {"augmentation": Augmentation(scale=(0.5, 1.0))}
+    for options in ({}, crops):
+        several = [*digits(train_sizes=SIZES, **options).train_dataloader()]
+        assert len(several) == 10 and {tuple(images.shape[-2:]) for images, _ in several} == {*SIZES}
+        for (images, labels), (expected, theirs) in zip(several, digits(**options).train_dataloader(), strict=True):
+            assert torch.equal(labels, theirs)
+            assert images.shape != expected.shape or torch.equal(images, expected)
+    sizes = [[batch.size for batch in own] for own in orders(2400, 12, 2, 3, sizes=3)]
+    assert sizes[0] == sizes[1] and sizes[0][::3] == sizes[0][2::3]
+    counts = np.bincount(sizes[0][::3], minlength=3)
+    assert abs(counts - 200 / 3).max() < 5 * (200 * 2 / 9) ** 0.5  # five standard deviations
 
 
 def test_sizes_that_are_none_are_refused_by_the_recipe():

@@ -13,7 +13,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sets.shards import _read_shards
 from graticule.lab.training.loop import train
-from image_files import BROKEN, numbered, write_folder
+from image_files import BROKEN, number_of, numbered, write_folder
 from in_turn import in_turn
 from short_runs import assert_same_end, short, stopped
 
@@ -112,7 +112,6 @@ def test_workers_read_the_batches_of_the_main_process(packed):
     batches = []
     for workers in (0, 2):
         data = DataModule("image_folder", root=packed / "web", size=(8, 8), batch_size=20, workers=workers)
-        data.setup()
         batches.append([images for images, _ in data.train_dataloader()])
     assert len(batches[0]) == 5 and all(images.equal(others) for images, others in zip(*batches, strict=True))
 
@@ -154,15 +153,14 @@ def test_folders_of_classes_are_preferred_to_archives_beside_them(tmp_path):
     assert len(load_dataset("image_folder", "train", root)[0]) == 6
 
 
-def test_an_index_follows_its_files_and_one_cut_off_later_is_an_error(tmp_path):
+def test_an_index_follows_its_files_and_images_that_were_cut_off_later_are_broken(tmp_path):
     root = write_pair(tmp_path, images_of("a/0.png", "b/0.png"))
     assert len(load_dataset("image_folder", "train", root)[0]) == 2
     write_pair(root, images_of(*(f"{group}/{index}.png" for group in "ab" for index in range(20))))
     images, _ = load_dataset("image_folder", "train", root)
     assert len(images) == 40
-    (root / "train.tar").write_bytes((root / "train.tar").read_bytes()[:600])
-    with pytest.raises(ValueError, match=r"b/9\.png must have 77 bytes, got 0: the file was cut off"):
-        images[39]
+    (root / "train.tar").write_bytes((root / "train.tar").read_bytes()[:1700])
+    assert number_of(images[39][0]) == 0 and images.skipped == [root / "train.tar" / "b" / "9.png"]
 
 
 def test_the_index_of_many_images_takes_little_memory(tmp_path):
@@ -173,7 +171,7 @@ def test_the_index_of_many_images_takes_little_memory(tmp_path):
     images, _ = load_dataset("image_folder", "train", root)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (images.rows.nbytes + len(images.names)) / count < 50
+    assert sum(x.nbytes for x in (images.shard, images.offset, images.size, images.labels, images.names)) / count < 50
     assert peak / count < 450  # 1.3 million images take 0.6 GB
 
 
@@ -208,10 +206,6 @@ def listed(text):
     return write
 
 
-def one_split(root):
-    write_tar(root / "train.tar", TWO)
-
-
 def compressed(root):
     write_pair(root, TWO)
     write_tar(root / "train.tar", TWO, mode="w:gz")
@@ -220,12 +214,6 @@ def compressed(root):
 def linked(root):
     write_pair(root, TWO)
     write_tar(root / "train.tar", TWO, kind=tarfile.LNKTYPE)
-
-
-def to_nothing(root):
-    write_pair(root, TWO)
-    (root / "train.tar").unlink()
-    (root / "train.tar").symlink_to("nothing")
 
 
 def mixed(root):
@@ -244,12 +232,10 @@ REFUSED = {
     "damaged": (changed(damaged), r"train\.tar: it is damaged or cut off at byte 1,024"),
     "joined": (changed(lambda content: content * 2), r"train\.tar: it is damaged or cut off at byte 2,048"),
     "link": (linked, r"train\.tar: 'a/0.png' is a link"),
-    "nowhere": (to_nothing, r"train\.tar must be .* got a link that leads nowhere"),
-    "one split": (one_split, "both splits or of none, got those of one in"),
     "no images": (pair({"a.txt": b""}, {"a.txt": b""}), r"two classes or more, got none in .*train\.tar"),
     "one class": (pair(images_of("a/0.png"), images_of("a/0.png")), "two classes or more, got a in"),
     "other classes": (pair(TWO, images_of("a/0.png", "c/0.png")), "training and evaluation; in one only: b, c"),
-    "mixed": (mixed, "labels in all .tar files, or folders in all, got both"),
+    "mixed": (mixed, "in one only: 0, 1, a, b"),
     "no label": (pair({**LABELED, "2.png": numbered(2)}), r"train.tar/2.png must have its own label .* got None"),
     "two images": (pair({**LABELED, "1.jpg": numbered(2)}), r"train.tar/1.jpg must have its own label"),
     "no number": (pair({**LABELED, "1.cls": b"cat"}), r"train.tar/1.png must have its own label .* got b'cat'"),
@@ -268,4 +254,4 @@ def test_archives_of_another_form_and_damaged_ones_are_refused_with_the_reason(k
     write, match = REFUSED[kind]
     write(root := tmp_path_factory.mktemp("root"))
     with pytest.raises(ValueError, match=match):
-        load_dataset("image_folder", "train", root)
+        DataModule("image_folder", root=root, size=(8, 8))

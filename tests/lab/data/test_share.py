@@ -1,5 +1,6 @@
 """A share of the training images: equal for every class, the same for all runs, with unchanged test images."""
 
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -63,7 +64,6 @@ def test_a_larger_share_of_the_same_seed_holds_the_smaller_one():
 
 def module(dataset="digits", **options):
     data = DataModule(dataset, **{"size": (28, 28), "batch_size": 100, **options})
-    data.setup()
     return data
 
 
@@ -109,6 +109,21 @@ def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
     other = folder_module(tmp_path, train_share=0.5, seed=9)
     assert contents(other.train_dataloader()) == contents(data.train_dataloader())
     assert set(contents(data.train_dataloader())) < set(contents(folder_module(tmp_path).train_dataloader()))
+
+
+def test_a_share_of_each_class_is_held_out_of_a_folder_without_val(tmp_path):
+    root = write_folder(tmp_path, per_class=10)
+    shutil.rmtree(root / "val")
+    with pytest.raises(FileNotFoundError, match=r"folder val or .* none; `val_split` 0.2 holds a fifth of train out"):
+        folder_module(root)
+    data = folder_module(root, val_split=0.2)
+    files = {split: {data.images[split].place(row) for row in rows.tolist()} for split, rows in data.rows.items()}
+    assert not files["train"] & files["test"] and len(files["train"] | files["test"]) == 20
+    assert np.bincount(data.test_labels()).tolist() == [2, 2]
+    assert (data.images["train"].skip_broken, data.images["test"].skip_broken) == (True, False)
+    assert folder_module(root, val_split=0.2, seed=7).rows["test"].tolist() == data.rows["test"].tolist()
+    with pytest.raises(ValueError, match=r"`val_split` must leave every class an image to train on, got 0\.99"):
+        folder_module(root, val_split=0.99)
 
 
 # Recipes

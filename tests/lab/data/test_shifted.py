@@ -6,12 +6,13 @@ from torchvision import transforms as T
 from torchvision.transforms.functional import hflip
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import ArrayImages, DatasetInfo
+from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import DataModule
+from graticule.lab.data.sampling import BatchIndices
 from graticule.lab.data.transforms import ShiftedImages, byte_values, evaluation_transform, shifts_only
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (8, 12), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
-PADDING = 2
+BORDER = 2
 
 
 def pixels():
@@ -19,18 +20,22 @@ def pixels():
 
 
 def shifted(augmentation=None, seed=0):
-    augmentation = augmentation or Augmentation(random_crop_padding=PADDING, hflip=0.5)
-    source = ArrayImages(pixels(), np.arange(6) % 2)
-    return ShiftedImages(source, None, byte_values(INFO), augmentation, seed)
+    augmentation = augmentation or Augmentation(random_crop_padding=BORDER, hflip=0.5)
+    stored = torch.from_numpy(pixels()).permute(0, 3, 1, 2)
+    return ShiftedImages(stored, np.arange(6) % 2, byte_values(INFO), augmentation, seed)
+
+
+def drawn(data, epoch, *indices, repeats=0):
+    return data[BatchIndices(np.array(indices), epoch, np.array(repeats))][0]
 
 
 def all_crops(image):
     """Return all crops that torchvision can make of an image, by offset and flip."""
     bring = evaluation_transform(INFO, (8, 12), Augmentation())
-    padded = T.Pad(PADDING)(Image.fromarray(image))
+    padded = T.Pad(BORDER)(Image.fromarray(image))
     crops = {}
-    for top in range(2 * PADDING + 1):
-        for left in range(2 * PADDING + 1):
+    for top in range(2 * BORDER + 1):
+        for left in range(2 * BORDER + 1):
             crop = padded.crop((left, top, left + 12, top + 8))
             crops[top, left, False], crops[top, left, True] = bring(crop), bring(hflip(crop))
     return crops
@@ -44,20 +49,20 @@ def which(image, crops):
 
 def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
     data, crops = shifted(), all_crops(pixels()[3])
-    seen = [which(data[epoch, 3][0], crops) for epoch in range(600)]
+    seen = [which(drawn(data, epoch, 3)[0], crops) for epoch in range(600)]
     assert set(seen) == set(crops)
     assert 0.42 < np.mean([flip for _, _, flip in seen]) < 0.58
 
 
 def test_the_draws_do_not_depend_on_the_batch():
     data = shifted()
-    batch, labels = data.__getitems__([(4, i) for i in range(6)])
+    batch, labels = data[BatchIndices(np.arange(6), 4)]
     assert batch.shape == (6, 3, 8, 12) and batch.is_contiguous() and labels.tolist() == [0, 1] * 3
     for index in range(6):
-        assert torch.equal(shifted()[4, index][0], batch[index])
-    mixed, _ = data.__getitems__([(4, 5), (4, 1, 1), (4, 1)])
+        assert torch.equal(drawn(shifted(), 4, index)[0], batch[index])
+    mixed = drawn(data, 4, 5, 1, 1, repeats=(0, 1, 0))
     assert torch.equal(mixed[0], batch[5]) and torch.equal(mixed[2], batch[1])
-    assert torch.equal(mixed[1], shifted()[4, 1, 1][0]) and torch.equal(shifted()[4, 1, 0][0], batch[1])
+    assert torch.equal(mixed[1], drawn(shifted(), 4, 1, repeats=[1])[0])
 
 
 def test_without_padding_and_flips_an_image_is_as_in_evaluation():
@@ -65,7 +70,7 @@ def test_without_padding_and_flips_an_image_is_as_in_evaluation():
     bring = evaluation_transform(INFO, (8, 12), Augmentation())
     for index in range(6):
         expected = bring(Image.fromarray(pixels()[index])).flip(-1)
-        assert torch.equal(data[0, index][0], expected)
+        assert torch.equal(drawn(data, 0, index)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,6 @@ def test_without_padding_and_flips_an_image_is_as_in_evaluation():
 def test_only_crops_and_flips_are_done_by_batches(augmentation, by_batches):
     assert shifts_only(augmentation) is by_batches
     data = DataModule("digits", size=(28, 28), augmentation=augmentation, limit_train=40, limit_test=10)
-    data.setup()
     loader = data.train_dataloader()
     assert isinstance(loader.dataset, ShiftedImages) is by_batches
     assert next(iter(loader))[0].shape == (40, 1, 28, 28)

@@ -21,16 +21,13 @@ from short_runs import rows, short
 
 @pytest.fixture(scope="module")
 def data() -> DataModule:
-    module = DataModule("digits", size=(28, 28), limit_train=20, limit_test=50, eval_batch_size=16)
-    module.setup()
-    return module
+    return DataModule("digits", size=(28, 28), limit_train=20, limit_test=50, eval_batch_size=16)
 
 
 def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
     """Return a model that classifies all test images correctly except the first `wrong`, by looking them up."""
     model = graticule.create_model("vit_nano_patch4_28")
-    dataset = data.eval_dataloader((28, 28)).dataset
-    (images, _), answers = dataset.__getitems__(range(50)), dataset.labels.clone()
+    images, answers = data.test_images((28, 28), range(50))
     answers[:wrong] = (answers[:wrong] + 1) % 10
 
     def look_up(x):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.lab.data.sampling import PADDING
-from graticule.lab.data.text_module import TextModule
+from graticule.lab.data.text_module import PADDING, TextModule
 from graticule.lab.tasks.language import evaluate_text
 from in_turn import in_turn
 from tiny import draw
@@ -23,7 +22,6 @@ told = in_turn(
 @pytest.fixture(scope="module")
 def data() -> TextModule:
     module = TextModule(context=CONTEXT, limit_train=4, limit_test=TOKENS // CONTEXT, eval_batch_size=4)
-    module.setup()
     return module
 
 

@@ -18,7 +18,6 @@ FULL = (28, 28)
 @pytest.fixture(scope="module")
 def data() -> DataModule:
     module = DataModule("digits", size=FULL, limit_train=20, limit_test=30, eval_batch_size=16)
-    module.setup()
     return module
 
 

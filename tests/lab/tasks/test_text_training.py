@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graticule.lab.data.sampling import PADDING
-from graticule.lab.data.text_module import TextModule
+from graticule.lab.data.text_module import PADDING, TextModule
 from graticule.lab.tasks.language import token_nats
 from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.loop import train

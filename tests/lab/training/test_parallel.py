@@ -117,15 +117,15 @@ def test_a_batch_that_processes_cannot_share_is_refused():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_run_stops_and_names_the_batch(tmp_path, accumulate, monkeypatch):
     recipe, run = short(accumulate=accumulate), Run(tmp_path / "run")
-    items = TensorImages.__getitems__
-    bad = int(build_data(recipe).train_order().sampler.indices(0)[recipe.batch_size + 3])  # in the second step
+    items = TensorImages.__getitem__
+    bad = int(build_data(recipe).train_order().indices(0)[recipe.batch_size + 3])  # in the second step
 
-    def spoilt(self, keys):
-        images, labels = items(self, keys)
-        hit = torch.tensor([isinstance(key, tuple) and key[1] == bad for key in keys])
+    def spoilt(self, batch):
+        images, labels = items(self, batch)
+        hit = torch.from_numpy((batch.indices == bad) & (batch.epoch is not None))
         return images.masked_fill(hit[:, None, None, None], torch.nan), labels
 
-    monkeypatch.setattr(TensorImages, "__getitems__", spoilt)
+    monkeypatch.setattr(TensorImages, "__getitem__", spoilt)
     with pytest.raises(FloatingPointError, match=f"the loss is nan in epoch 1, batch {2 * accumulate}"):
         train(recipe, run.folder, progress=False)
     assert not run.finished

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.commands.choices import parse_choices
+from graticule.lab.commands.compare import parse_choices
 from graticule.lab.commands.options import overridden
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe
@@ -112,7 +112,7 @@ def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(ch
     recipe = parse_choices(base, [choice], "train")[choice]
     assert recipe == replace(base, **values)
     data = build_data(recipe)
-    assert (data.train_share, data.limits["train"]) == (recipe.train_share, 50)
+    assert (data.train_share, data.limit_train) == (recipe.train_share, 50)
 
 
 def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():

@@ -33,9 +33,9 @@ class Coordinates:
 
     If the grid has a `spacing`, i and n are multiplied by it, and those three are in its unit.
 
-    Sides are those of the grid itself, but on one axis, as of a text, and of `Points` without an `extent` those of the
-    grid that the encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has
-    coordinates beyond that range.
+    Sides are the sides of the grid itself, but on one axis, as of a text, and for `Points` without an `extent` the
+    sides of the grid that the encoding is built for: its tokens keep their coordinates as the text grows, and a longer
+    text has coordinates beyond that range.
     """
 
     coordinates: Origin | tuple[Origin, ...] = "patches"

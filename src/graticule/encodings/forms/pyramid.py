@@ -75,7 +75,7 @@ class PyramidPosition(Position):
         return grid.pyramid(len(self.depths), self.prefix, self.pad)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return one `LayerPosition` per layer of all stages; `grid` is that of the first stage."""
+        """Return one `LayerPosition` per layer of all stages; `grid` is the first stage's."""
         every: list[LayerPosition] = []
         grids, table = self.grids(grid), None
         for index, (stage, at) in enumerate(zip(cast("Iterable[Position]", self.stages), grids, strict=True)):
@@ -98,7 +98,7 @@ class PyramidPosition(Position):
         return super().layer_lists() if len(self.stages) == 1 else []
 
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of every stage; `grid` is that of the first."""
+        """Set the grid of every stage; `grid` is the first stage's."""
         for stage, at in zip(cast("Iterable[Position]", self.stages), self.grids(grid), strict=True):
             stage.set_grid(at)
 
@@ -107,7 +107,7 @@ class PyramidPosition(Position):
 
         Parameters of blocks are `layers.0.blocks...`, as in timm's Swin.
 
-        Further tables or PEGs of a stage have no published name. With one stage the names are those of that stage.
+        Further tables or PEGs of a stage have no published name. With one stage the names are the stage's.
         """
         if len(self.stages) == 1:
             return super().published_names()

@@ -56,7 +56,7 @@ class RotaryEncoding(Encoding):
             options: of the constructor.
 
         Raises:
-            ValueError: if there is no such preset, or its pairs are not those of the heads.
+            ValueError: if there is no such preset, or its pairs do not fit the heads.
         """
         if preset is not None:
             if not cls.presets:
@@ -69,11 +69,11 @@ class RotaryEncoding(Encoding):
                     f"others give `split`, the pairs of each axis, {split} there."
                 )
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
-        return RotaryPosition(encoding, stage.depth, joining.joined)
+        return RotaryPosition(encoding, stage.depth, joining.layer_indices)
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
-        """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
+        """Return the options by name: the constructor's, with the fields of its parts, and `preset`."""
         options: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             if is_dataclass(option.kind):
@@ -85,7 +85,7 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
+        """Build one instance for `grid` from options; the options of parts are combined into dataclasses."""
         values = dict(options)
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             names = [field.name for field in fields(option.kind)] if is_dataclass(option.kind) else []
@@ -240,8 +240,14 @@ class RotaryPosition(SharedPosition):
 
     def layer_positions(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each joined layer for `grid`, or one for all."""
-        scale = self.encoding.query_scale(grid)
-        return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in self.encoding.rotations(grid)]
+        scale, rotations = self.encoding.query_scale(grid), self.encoding.rotations(grid)
+        if not torch.compiler.is_compiling():
+            is_list = isinstance(rotations, list | tuple)
+            wrong = [rotation for rotation in rotations if not callable(rotation)] if is_list else [rotations]
+            if wrong or len(rotations) not in (1, len(self.layer_indices)):
+                first = wrong[0] if wrong else rotations
+                self.encoding.check_returned("rotations", first, "a list of one rotation, or one per layer", None)
+        return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in rotations]
 
     def published_names(self) -> dict[str, str]:
         """Map `rope.freqs`, timm's name of learned frequencies."""

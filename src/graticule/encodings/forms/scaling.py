@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graticule.registry.fields import Count, Positive, check_fields
-from graticule.system.symbolic import as_tensor, holds
+from graticule.system.symbolic import as_tensor, is_statically_true
 
 #: The length of each axis in patches.
 Lengths = Sequence[float] | Tensor
@@ -49,7 +49,7 @@ class Bands:
 
 
 def yarn(bands: Bands, t: Tensor) -> Tensor:
-    """Interpolate frequencies of few turns, and keep those of many."""
+    """Interpolate frequencies of few turns, and keep frequencies of many turns."""
     low, high = bands.ramp
     share = ((bands.turns - low) / (high - low)).clamp(0, 1)
     return bands.vectors * (share + (1 - share) / bands.s)
@@ -83,7 +83,7 @@ METHODS: dict[str, Callable[[Bands, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Scaling:
-    r"""Scales rotary frequencies per axis, by the ratio of its length to that of the reference grid.
+    r"""Scales rotary frequencies per axis, by the ratio of its length to the reference grid's.
 
     With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
 
@@ -150,7 +150,7 @@ class Scaling:
         if (axes := len(lengths)) != len(self.reference):
             raise ValueError(f"`reference` must have {axes} sides, as many as the grid has axes, got {self.reference}.")
         pairs, longer = zip(lengths, self.reference, strict=True), self.scaling != "interpolation"
-        if not isinstance(lengths, Tensor) and all(holds(a <= b if longer else a == b) for a, b in pairs):
+        if not isinstance(lengths, Tensor) and all(is_statically_true(a <= b if longer else a == b) for a, b in pairs):
             return None
         s = as_tensor(lengths, like) / as_tensor(self.reference, like)
         return s.clamp(min=1) if longer else s

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.skeleton import check_as_built
-from graticule.external.convert.conversion import LINEAR, Source, computed_names, convert, join, parts_of
+from graticule.external.convert.conversion import (
+    LINEAR,
+    ConvertedFrom,
+    arguments_of,
+    computed_names,
+    convert,
+    join,
+    parts_of,
+)
 from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
 from graticule.external.images import error_line, image_size
 from graticule.external.resize import resize_in_place
@@ -27,7 +35,7 @@ from graticule.registry.checks import checked
 def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
     """Return a model of `convert` as timm's, with its present weights; `model` is not changed.
 
-    The round trip is bit-equal. A changed image size or number of classes is also set in timm's model.
+    The round trip is bit-equal. A changed image size, number of classes or pooling is also set in timm's model.
 
     Args:
         model: a backbone that was converted from timm.
@@ -66,7 +74,13 @@ def _resize(there: Any, model: Backbone) -> None:
         for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
             stage.set_input_size(grid.shape, window)  # the grid before its patch merging
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
-        there.reset_classifier(model.num_classes, model.global_pool)
+        try:
+            there.reset_classifier(model.num_classes, model.global_pool)
+        except Exception as error:  # any error of another library
+            raise ValueError(
+                f"`model` must have a pooling of {type(there).__name__}, got `global_pool` {model.global_pool!r}: "
+                f"{error_line(error)}"
+            ) from error
 
 
 @checked
@@ -74,7 +88,8 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     """Return a model of `convert` as transformers', with its present weights; `model` is not changed.
 
     The round trip is bit-equal. A changed size of images or patches, number of channels or of classes is also set in
-    the configuration, so that `save_pretrained` writes a folder that other tools open.
+    the configuration, so that `save_pretrained` writes a folder that other tools open. Another pooling or head is
+    refused, as the class fixes both.
 
     Args:
         model: a backbone that was converted from transformers.
@@ -90,7 +105,7 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     return resize_in_place(there) if backbone.img_size[-1] != backbone.img_size[-2] else there
 
 
-def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
+def _sized(source: ConvertedFrom, model: Backbone, device: torch.device) -> nn.Module:
     """Return the model of transformers, without the weights, in the sizes of ours."""
     skeleton: Any = source.skeleton
     kind, config = type(skeleton).__name__, deepcopy(skeleton.config)
@@ -114,7 +129,7 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
         ) from error
 
 
-def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:
+def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> ConvertedFrom:
     """Return the model of a library that a backbone was converted from; if it was opened, from one that is `like` it.
 
     `like` is built as that model was, up to the sizes of images, patches and classes.
@@ -125,7 +140,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
         has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
         raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
     converted = model if like is None else convert(like, verify=False)
-    source: Source | None = converted.converted_from
+    source: ConvertedFrom | None = converted.converted_from
     if like is not None and source is not None and source.library != library:
         raise ValueError(f"`like` must be a model of {library}, got {type(like).__name__} of {source.library}.")
     if source is None or source.library != library:
@@ -136,25 +151,20 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     if model.created is not None:
         built = skeleton_of(model, model.hub_config({}))
         check_as_built(model, built, "the arguments that are recorded", "undo this change first")
-    if like is None:
-        return source
-    sizes = {"img_size", "num_classes", "global_pool", *(("patch_size", "in_chans") if library != "timm" else ())}
-    expected, arguments = (
-        {} if backbone.created is None else {"name": backbone.created["name"], **backbone.created["arguments"]}
-        for backbone in (converted, model)
-    )
-    names = {*expected, *arguments} - sizes
+    expected, arguments = source.arguments, arguments_of(model)
+    names = {*expected, *arguments} - {"img_size", "num_classes"}
+    names -= {"global_pool"} if library == "timm" else {"patch_size", "in_chans"}
     differing = sorted(name for name in names if expected.get(name) != arguments.get(name))
-    if not arguments or differing:
-        difference = f"another {', '.join(differing)}" if arguments else "no known arguments"
+    if differing or (like is not None and model.created is None):
+        others = [f"another {name} ({arguments.get(name)!r}, not {expected.get(name)!r})" for name in differing]
         raise ValueError(
-            f"`like` must be built as the model that `model` was converted from, got {type(like).__name__}: the model "
-            f"has {difference}."
+            f"`{'model' if like is None else 'like'}` must be built as the {type(source.skeleton).__name__} that "
+            f"`model` was converted from, but the model has {', '.join(others) or 'no known arguments'}."
         )
     return source
 
 
-def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
+def fill(there: nn.Module, source: ConvertedFrom, model: Backbone) -> nn.Module:
     """Copy the weights of a converted model to the model `there` of its library, and return that."""
     state, present = model.state_dict(), there.state_dict()
     # a classifier may have been added or removed

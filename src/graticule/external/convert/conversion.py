@@ -27,26 +27,28 @@ from graticule.surgery.change import change_position
 
 
 @dataclass(frozen=True)
-class Source:
+class ConvertedFrom:
     """The model that a backbone was converted from, without the values of its weights.
 
     skeleton: the model with its parameters on the meta device, but for those without a counterpart here.
     names: name of each tensor there -> its names in the backbone: several if its rows are split, none if it is kept as
         it is. Rows of several tensors with the same name here follow each other in this order.
+    arguments: those of the backbone, when it was converted.
     """
 
     skeleton: nn.Module
     names: Mapping[str, tuple[str, ...]]
+    arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> Any:
+    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]], backbone: Backbone) -> Any:
         """Store the structure of a model; buffers that are not weights are kept unchanged."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for name, parameter in model.named_parameters()
             if names[name]
         }
-        return cls(deepcopy(model, dict[int, Any](empty)), dict(names))
+        return cls(deepcopy(model, dict[int, Any](empty)), dict(names), arguments_of(backbone))
 
     @property
     def library(self) -> str:
@@ -61,6 +63,12 @@ class Source:
             if parameter.is_meta
         }
         return deepcopy(self.skeleton, dict[int, Any](zeros))
+
+
+def arguments_of(model: Backbone) -> dict[str, Any]:
+    """Return the name, the arguments and the pooling of a backbone, as far as they are known."""
+    created = model.created or {"arguments": {}}
+    return {**created["arguments"], "name": created.get("name"), "global_pool": model.global_pool}
 
 
 def computed_names(model: Backbone) -> set[str]:
@@ -125,7 +133,7 @@ def convert(
     """
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
-    check_intact(model, "wrapped", "quantized", "pruned", "parametrized", values=False)
+    check_intact(model, "wrapped", "compiled", "quantized", "pruned", "parametrized", values=False)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         with _Zeros():  # of ViT-B, most of the time was for random values, all of which are replaced
@@ -135,7 +143,7 @@ def convert(
     _copy_settings(model, backbone, names)
     if verify:
         check_outputs(model, backbone)
-    backbone.converted_from = Source.of(model, names)
+    backbone.converted_from = ConvertedFrom.of(model, names, backbone)
     if encoding is None and joining is None:
         return backbone
     encoding = conversion.encoding if encoding is None else encoding
@@ -198,10 +206,11 @@ def _names(model: nn.Module, backbone: Backbone, conversion: Conversion) -> dict
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
-    plain = {(value.device, value.dtype) for value in model.parameters()}
-    if len(plain) > 1:
-        kinds = " and ".join(sorted(f"{dtype} on {device}" for device, dtype in plain))
-        raise ValueError(f"`model` must have all its weights in one dtype on one device, got {kind} with {kinds}.")
+    kinds = {name: f"{value.dtype} on {value.device}" for name, value in model.named_parameters()}
+    most = Counter(kinds.values()).most_common(1)[0][0]
+    for name in (name for name, text in kinds.items() if text != most):
+        other = f"{name} in {kinds[name]} and others in {most}"
+        raise ValueError(f"`model` must have all its weights in one dtype on one device, got {kind} with {other}.")
     if empty:
         name = type(backbone).__name__
         raise ValueError(f"`model` must have all weights of {name}, got {kind} without {_some(empty)}.")

@@ -67,15 +67,14 @@ def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Reader], Rea
     return add
 
 
-def _reader(model: nn.Module) -> Reader | None:
-    kind = type(model)
+def _reader(kind: type) -> Reader | None:
     by_name = kind.__module__.startswith("transformers.models.")
     return CONVERSIONS.get(f"transformers.{kind.__name__}" if by_name else kind)
 
 
 def can_convert(model: nn.Module) -> bool:
     """Return whether `convert` takes models of the class of `model`."""
-    return _reader(model) is not None
+    return _reader(type(model)) is not None
 
 
 def _place_of(error: BaseException, model: nn.Module) -> str:
@@ -96,14 +95,20 @@ def read(model: nn.Module) -> Conversion:
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
             "already; graticule.change_position gives it another position."
         )
-    reader, kind = _reader(model), type(model)
+    kind = type(model)
+    reader = _reader(kind)
     if reader is None:
+        for base in filter(_reader, kind.__mro__):
+            raise ValueError(
+                f"`model` must be a {base.__name__} itself, got {kind.__name__} of {kind.__module__}, a subclass with "
+                f"code of its own; convert a {base.__name__} into which its state dict is loaded."
+            )
         timms = ", ".join(sorted(known.__name__ for known in CONVERSIONS if isinstance(known, type)))
         others = ", ".join(sorted(known.rpartition(".")[2] for known in CONVERSIONS if isinstance(known, str)))
         raise ValueError(
-            f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
-            f"{kind.__module__}; graticule.attach gives a transformer of any library a position, if its blocks share "
-            "one grid, and docs/backbones.md has the operations that take other classes."
+            f"`model` must be of a class that is read, got {kind.__name__} of {kind.__module__}. Read are timm's "
+            f"{timms} and transformers' {others}; graticule.attach gives a transformer of any library a position, if "
+            "its blocks share one grid, and docs/backbones.md has the operations that take other classes."
         )
     library = kind.__module__.partition(".")[0]
     try:

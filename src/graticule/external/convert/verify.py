@@ -59,7 +59,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     if not name.startswith("Qwen") and not name.startswith("Pixtral"):
         output = model(x.transpose(1, 2)) if x.ndim == 5 else call(model, x)
         if isinstance(output, Tensor):
-            return output, None
+            return output.flatten(2).mT if name == "VisionTransformerSAM" and output.ndim == 4 else output, None
         if name.startswith("Sam"):
             return output.last_hidden_state.flatten(2).mT, None
         key = next(key for key in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if key in output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,9 +12,7 @@ from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareAboveZero, Side, Whole, check_fields
 
 #: Names of torchvision's interpolation modes.
-INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
-
-
+Interpolation = Literal["nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"]
 #: The augmentations of published recipes, which are known to timm.
 _USUAL = ("rand-m9-mstd0.5-inc1", "rand-m6-n3-mstd1.0-inc1")
 
@@ -37,8 +35,8 @@ class Augmentation:
     """probability of random erasing"""
     crop_pct: Annotated[float, Field(ge=0.1, le=2)] = 1.0
     """share of the resized image that the center crop keeps in evaluation; 0.875 on ImageNet; above 1, it is padded"""
-    interpolation: str = "bicubic"
-    """interpolation for resizing: bicubic, bilinear, ..."""
+    interpolation: Interpolation = "bicubic"
+    """interpolation for resizing"""
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """range of the aspect ratio of a random resized crop"""
     random_interpolation: Flag = False
@@ -46,10 +44,6 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_fields(self, "augmentation.")
-        if self.random_crop_padding and self.scale:
-            raise ValueError(
-                f"`augmentation.random_crop_padding` must be 0 with `scale`, got {self.random_crop_padding}."
-            )
         if self.rand_augment not in (None, *_USUAL):
             try:
                 named_augmentation(str(self.rand_augment), (0.5,), (32, 32))
@@ -57,16 +51,13 @@ class Augmentation:
                 raise ValueError(
                     f"`augmentation.rand_augment` must be timm's, such as {_USUAL[0]}, got {self.rand_augment!r}."
                 ) from None
-        if self.interpolation not in INTERPOLATIONS:
-            known = ", ".join(INTERPOLATIONS)
-            raise ValueError(f"`augmentation.interpolation` must be one of {known}, got {self.interpolation!r}.")
         for name, smaller in (("scale", "share"), ("ratio", "number")):
             if (ends := getattr(self, name)) is not None and ends[0] > ends[1]:
                 raise ValueError(f"`augmentation.{name}` must be a range, the smaller {smaller} first, got {ends}.")
-        if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
+        if self.random_crop_padding and (self.scale or self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
             raise ValueError(
-                f"`augmentation.random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, "
-                f"which those by area have, got {self.random_crop_padding}."
+                f"`augmentation.random_crop_padding` must be 0 with `scale`, `ratio` and `random_interpolation`, "
+                f"which crops by area have, got {self.random_crop_padding}."
             )
 
     @property
@@ -93,9 +84,7 @@ class DenseAugmentation:
     sizes: tuple[str, ...] = ()
     """multi-scale training: SHORTERxLONGER sides, of which each image is fitted to a random one instead of `fit`"""
     scale: tuple[Positive, Positive] | None = None
-    """range of a random factor of the size after the resize; log-uniform if `log_scale`"""
-    log_scale: Flag = False
-    """draw the factor log-uniformly instead of uniformly"""
+    """range of a random factor of the size of the resize"""
     part: Share = 0.0
     """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
     crop: tuple[Side, Side] | None = None
@@ -112,8 +101,6 @@ class DenseAugmentation:
         fitted_sizes(self.sizes, "augmentation.sizes")
         if self.scale is not None and self.scale[0] > self.scale[1]:
             raise ValueError(f"`augmentation.scale` must be a range, the smaller factor first, got {self.scale}.")
-        if self.log_scale and self.scale is None:
-            raise ValueError("`augmentation.log_scale` must be left out without `augmentation.scale`.")
         if self.crop_majority < 1 and self.crop is None:
             raise ValueError("`augmentation.crop_majority` must be left out without `augmentation.crop`.")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
-from graticule.lab.data.images import LARGEST, DatasetInfo, StoredImages, decode
+from graticule.lab.data.images import LARGEST, UNREADABLE, DatasetInfo, StoredImages, decode
 from graticule.system.files import read_bytes
 
 #: The class of a pixel that is neither learned nor scored.
@@ -58,15 +58,16 @@ class DenseImages(StoredImages):
 
     @abstractmethod
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its target.
+        """Return an image and its target; an error means that one of its files is broken."""
 
-        Raises:
-            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if one of its files is broken.
-        """
-
-    def read_first(self, index: int) -> Callable[[], tuple[Tensor, Target]]:
-        """Return the function that reads and makes an example."""
-        return partial(self.example, index)
+    def content(self, index: int) -> Iterable[bytes | np.ndarray]:
+        """Return the stored bytes or the pixels of an image, and its targets; a broken one has none."""
+        files: list[bytes | np.ndarray] = [path.read_bytes() for path in self.files_of(index)]
+        with contextlib.suppress(*UNREADABLE):
+            image, target = self.example(index)
+            arrays = [np.asarray(target[name]) for name in ("boxes", "labels", "masks", "classes") if name in target]
+            return (*(files or [np.asarray(image)]), *arrays)
+        return files
 
 
 def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:
@@ -91,15 +92,10 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
     return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
 
 
-def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
-    """Return the target of an image with objects; `iscrowd` is 0 and `area` that of the boxes unless they are given.
+def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int) -> Target:
+    """Return the target of an image with objects, none of which is a crowd; `area` is the area of the boxes.
 
-    Args:
-        boxes: (n, 4), left, top, right, bottom in pixels; n may be 0.
-        labels: (n,), from 0.
-        size: (height, width) of the image.
-        image_id: the number of the image.
-        further: other entries of the target.
+    boxes: (n, 4), left, top, right, bottom in pixels; labels: (n,), from 0; size: (height, width) of the image.
     """
     corners = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
     return {
@@ -108,13 +104,4 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
         "iscrowd": torch.zeros(len(corners), dtype=torch.bool),
         "area": (corners[:, 2:] - corners[:, :2]).prod(-1),
         "image_id": image_id,
-        **further,
     }
-
-
-def inside(folder: Path, name: object) -> Path:
-    """Return the path in `folder` of the file `name` of an annotation."""
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
-        raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")
-    return folder.joinpath(*parts)

@@ -24,8 +24,8 @@ _MOST_CROPS = 10
 _PART_SIZES, _PART_SIDES = ((400, 1333), (500, 1333), (600, 1333)), (384, 600)
 
 
-def fit_size(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest (height, width) of the aspect ratio of `size` with sides of at most `within`.
+def fit_size(size: tuple[int, int], within: tuple[int, int], scale: float = 1.0) -> tuple[int, int]:
+    """Return the largest (height, width) of the aspect ratio of `size` with sides of at most `within`, times `scale`.
 
     >>> fit_size((480, 640), (800, 1333)), fit_size((640, 480), (800, 1333)), fit_size((100, 900), (800, 1333))
     ((800, 1067), (1067, 800), (148, 1333))
@@ -33,25 +33,21 @@ def fit_size(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
     Args:
         size: (height, width) in pixels.
         within: the largest shorter and longer side.
+        scale: a factor.
     """
-    return _scale_size(size, min(within[0] / min(size), within[1] / max(size)))
-
-
-def _scale_size(size: Sequence[int], factor: float) -> tuple[int, int]:
+    factor = scale * min(within[0] / min(size), within[1] / max(size))
     height, width = (max(1, math.floor(side * factor + 0.5)) for side in size)
     return height, width
 
 
 def resize_example(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     """Resize an image (bilinear) and its target (masks and classes: nearest) to (height, width)."""
-    if tuple(image.shape[-2:]) == size:
-        return image, target
-    return F.resize(image, list(size), antialias=True), _change_each(target, lambda value: F.resize(value, list(size)))
+    return _change(image, target, lambda value: F.resize(value, list(size)))
 
 
 def flip(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """Flip an image and its target horizontally."""
-    return F.horizontal_flip(image), _change_each(target, F.horizontal_flip)
+    return _change(image, target, F.horizontal_flip)
 
 
 def crop_example(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
@@ -59,22 +55,28 @@ def crop_example(image: Tensor, target: Target, box: tuple[int, int, int, int]) 
 
     Boxes are clipped at the border of the crop.
     """
-    changed = _change_each(target, lambda value: F.crop(value, *box))
-    if "boxes" in changed:
-        changed["boxes"] = F.clamp_bounding_boxes(changed["boxes"])
-    return F.crop(image, *box), without_empty(changed)
+    image, target = _change(image, target, lambda value: F.crop(value, *box))
+    if "boxes" in target:
+        boxes = target["boxes"] = F.clamp_bounding_boxes(target["boxes"])
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(-1)
+        if "masks" in target:
+            visible = visible & target["masks"].bool().any(-1).any(-1)
+        for name in target.keys() & set(_PER_OBJECT):
+            target[name] = tv_tensors.wrap(target[name][visible], like=target[name])
+    return image, target
 
 
 def pad(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     """Pad an image with zeros, at the bottom and on the right, to at least (height, width); classes with `IGNORED`."""
-    missing = [max(0, wanted - has) for wanted, has in zip(size, image.shape[-2:], strict=True)]
-    if not any(missing):
-        return image, target
-    margins = [0, 0, missing[1], missing[0]]
-    changed = _change_each(target, lambda value: F.pad(value, margins))
-    if "classes" in target:
-        changed["classes"] = F.pad(target["classes"], margins, fill=IGNORED)
-    return F.pad(image, margins), changed
+    margins = [0, 0, *(max(0, wanted - has) for wanted, has in zip(size[::-1], image.shape[:-3:-1], strict=True))]
+    image, changed = _change(image, target, lambda value: F.pad(value, margins))
+    return image, {**changed, "classes": F.pad(target["classes"], margins, fill=IGNORED)}
+
+
+def _change(image: Tensor, target: Target, change: Callable[[Any], Any]) -> tuple[Tensor, Target]:
+    """Apply a function to an image and to the boxes, masks and classes of its target."""
+    changed = {name: change(value) for name, value in target.items() if isinstance(value, tv_tensors.TVTensor)}
+    return change(image), {**target, **changed}
 
 
 def distorted(image: Tensor) -> Tensor:
@@ -105,29 +107,6 @@ def distorted(image: Tensor) -> Tensor:
     return x if early else contrast(x)
 
 
-def without_empty(target: Target) -> Target:
-    """Return the target without objects whose box has no area or whose mask has no pixel."""
-    if "boxes" not in target:
-        return target
-    boxes = target["boxes"]
-    visible = (boxes[:, 2:] > boxes[:, :2]).all(-1)
-    if "masks" in target:
-        visible = visible & target["masks"].bool().any(-1).any(-1)
-    return chosen(target, visible)
-
-
-def chosen(target: Target, selection: Tensor) -> Target:
-    """Return the target with some of its objects; selection: (n,), bool."""
-    return {
-        name: tv_tensors.wrap(value[selection], like=value) if name in _PER_OBJECT else value
-        for name, value in target.items()
-    }
-
-
-def _change_each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
-    return {name: change(value) if isinstance(value, tv_tensors.TVTensor) else value for name, value in target.items()}
-
-
 class TrainingTransform:
     """The transform of training: the changes of `DenseAugmentation` in their order, then normalization and padding.
 
@@ -150,9 +129,9 @@ class TrainingTransform:
             ranges = [[min(limit, side) for limit in _PART_SIDES] for side in _size(image)]
             sides = [low + _below(high - low + 1) for low, high in ranges]
             image, target = crop_example(image, target, self._box(image, sides))
-        size = fit_size(_size(image), self.sizes[_below(len(self.sizes))])
-        if augmentation.scale is not None:
-            size = _scale_size(size, self._factor(augmentation.scale))
+        low, high = augmentation.scale or (1.0, 1.0)
+        scale = low + (high - low) * _uniform() if high > low else low
+        size = fit_size(_size(image), self.sizes[_below(len(self.sizes))], scale)
         image, target = resize_example(image, target, size)
         if augmentation.crop is not None:
             image, target = self._cropped(image, target, augmentation.crop)
@@ -164,11 +143,6 @@ class TrainingTransform:
         if augmentation.crop and "classes" in target:
             image, target = pad(image, target, augmentation.crop)
         return image, target
-
-    def _factor(self, scale: tuple[float, float]) -> float:
-        low, high = map(math.log, scale) if self.augmentation.log_scale else scale
-        value = low + (high - low) * _uniform()
-        return math.exp(value) if self.augmentation.log_scale else value
 
     def _cropped(self, image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
         box = self._box(image, size)

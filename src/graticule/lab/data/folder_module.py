@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo, class_labels, spread
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sets.folder import SPLITS, FolderImages, files_below, is_image
+from graticule.lab.data.sets.folder import SPLITS, FolderImages, images_below
 from graticule.system.files import read_bytes
 
 #: Largest file of labels in bytes.
@@ -53,36 +52,39 @@ class FolderModule(DataModule):
         batch_size: int = 64,
         augmentation: Augmentation | None = None,
     ) -> None:
+        self.facts, self.num_classes, self.labels_file, self.count = info, num_classes, labels, count
         augmentation = augmentation or Augmentation()
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
-        root, paths = find_images(folder)
-        self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
-        chosen = [paths[index] for index in spread(len(paths), count or len(paths))]
+
+    def read(self) -> None:
+        """Find the images and their labels."""
+        root, paths = find_images(Path(str(self.root)))
+        chosen = [paths[index] for index in spread(len(paths), self.count or len(paths))]
         places = [path.relative_to(root) for path in chosen]
-        if labels is not None:
-            table = _read_labels(labels, info.class_names, num_classes)
+        flat = any(path.parent == root for path in paths)
+        #: The classes, if every image is in the folder of one.
+        self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in paths}))
+        label_list: list[int] | None = None
+        if self.labels_file is not None:
+            self.folders = ()
+            table = _read_labels(self.labels_file, self.facts.class_names, self.num_classes)
             if missing := [place for place in places if place.as_posix() not in table]:
-                raise ValueError(f"`labels` must have a line for each image, got none for {missing[0]} in {labels}.")
-            label_list: list[int] | None = [table[place.as_posix()] for place in places]
-        else:
-            flat = any(path.parent == root for path in paths)
-            self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in paths}))
-            outputs = class_labels(self.folders, info.class_names, num_classes) if self.folders else None
-            by_folder = None if outputs is None else dict(zip(self.folders, outputs, strict=True))
-            label_list = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
-        self.labelled = label_list is not None
+                raise ValueError(
+                    f"`labels` must have a line for each image, got none for {missing[0]} in {self.labels_file}."
+                )
+            label_list = [table[place.as_posix()] for place in places]
+        elif outputs := class_labels(self.folders, self.facts.class_names, self.num_classes) if self.folders else None:
+            label_list = [outputs[self.folders.index(place.parts[0])] for place in places]
+        #: The labels of the images, (n,); None if they are not known.
+        self.labels = None if label_list is None else np.asarray(label_list)
         several = len(self.folders) > 1
         #: The index of the folder of each image, (n,), for models without classes; None if images are in one folder.
         self.groups = np.array([self.folders.index(place.parts[0]) for place in places]) if several else None
-        names = info.class_names or tuple(str(index) for index in range(num_classes))
-        self.info = replace(info, name="images", class_names=names)
-        pairs = list(zip(chosen, [0] * len(chosen) if label_list is None else label_list, strict=True))
-        self._images = {"test": _ConvertedImages(pairs, info.channels)}
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The labels of the images, (n,); None if they are not known."""
-        return self._images["test"].labels if self.labelled else None
+        names = self.facts.class_names or tuple(map(str, range(self.num_classes)))
+        self.info = replace(self.facts, name="images", class_names=names)
+        pairs = list(zip(chosen, label_list or [0] * len(chosen), strict=True))
+        self.images = {"test": FolderImages(pairs, skip_broken=False)}
+        self.rows = {"test": np.arange(len(pairs))}
 
 
 def find_images(folder: Path) -> tuple[Path, list[Path]]:
@@ -90,21 +92,9 @@ def find_images(folder: Path) -> tuple[Path, list[Path]]:
     if not folder.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
     root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
-    if not (paths := files_below(root, is_image)):
+    if not (paths := images_below(root)):
         raise ValueError(f"`images` must have images in it, got none in {folder}.")
     return root, paths
-
-
-class _ConvertedImages(FolderImages):
-    """Images of files, gray for one channel."""
-
-    def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:
-        super().__init__(files, skip_broken=False)
-        self.channels = channels
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        image, label = super().__getitem__(index)
-        return (image.convert("L") if self.channels == 1 else image), label
 
 
 def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:

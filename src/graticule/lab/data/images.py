@@ -8,14 +8,14 @@ import io
 import logging
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch.utils.data import Dataset
 
@@ -30,16 +30,6 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 #: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
 LARGEST = 3 << 29
-#: The turn of each orientation in EXIF data, and the turns that swap height and width.
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 #: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
 _LONGEST = 500
 #: Errors of a file that is no image, or contradicts what is known of it.
@@ -139,33 +129,35 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
 
 
 class StoredImages(Dataset[Any], ABC):
-    """Images that are read on access, some of which may be broken.
+    """Examples that are read on access, some of which may be broken.
 
-    In training (`skip_broken`), a broken image is counted in `skipped`, logged, and replaced by the next one that can
-    replace it; in evaluation it is an error. A failure to read from the disk is an error in both, if `read_first`
-    raises it.
+    In training (`skip_broken`), a broken image is counted in `skipped`, logged, and replaced by the next one; in
+    evaluation it is an error. A failure to read from the disk is an error in both.
     """
 
     def __init__(self, count: int, skip_broken: bool) -> None:
-        self.count = count
         self.skip_broken = skip_broken
         self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()  # workers report here
+
+    @abstractmethod
+    def example(self, index: int) -> Any:
+        """Return an example.
+
+        Raises:
+            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it is broken.
+        """
 
     @abstractmethod
     def place(self, index: int) -> Path:
         """Return the name of an image in messages: its file, or the file that contains it and its name there."""
 
-    def files_of(self, index: int) -> Sequence[Path]:
-        """Return the paths of the files of an example."""
-        return (self.place(index),)
+    def files_of(self, index: int) -> Iterable[Path]:
+        """Return the paths of the files of an example; none if it is in no file of its own."""
+        return ()
 
     @abstractmethod
-    def read_first(self, index: int) -> Callable[[], Any]:
-        """Return a function that makes the example of what was read; an error in it means that the image is broken."""
-
-    def group(self, index: int) -> str:
-        """Return the images that can replace an image, as words after "images"; empty for all."""
-        return ""
+    def content(self, index: int) -> Iterable[bytes | np.ndarray]:
+        """Return what is hashed of an example."""
 
     @property
     def skipped(self) -> list[Path]:
@@ -173,37 +165,31 @@ class StoredImages(Dataset[Any], ABC):
         return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
 
     def __len__(self) -> int:
-        return self.count
+        return len(self._broken)
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
-        for step in range(len(self)):
-            candidate = (index + step) % len(self)
-            if self._broken[candidate] or (step and self.group(candidate) != self.group(index)):
+        for candidate in (*range(index, len(self)), *range(index)):
+            if self._broken[candidate]:
                 continue
-            make = self.read_first(candidate)
             try:
-                return make()
+                return self.example(candidate)
             except UNREADABLE as error:
-                place = self.place(candidate)
-                reason = (str(error) or type(error).__name__).rstrip(".")
+                if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Pillow have none
+                    raise
+                place, reason = self.place(candidate), (str(error) or type(error).__name__).rstrip(".")
                 if not self.skip_broken:
                     raise ValueError(
                         f"{place} cannot be used ({reason}); an evaluation needs every image, so fix or remove it."
                     ) from None
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
-        raise ValueError(
-            f"`data_root` must have images{self.group(index)} that can be read, got none; one is {self.place(index)}."
-        )
+        raise ValueError(f"`data_root` must have images that can be read, got none; one is {self.place(index)}.")
 
 
 class EncodedImages(StoredImages):
-    """Pairs of an image, RGB, and its label; `labels` (n,) are known without reading an image.
-
-    A broken image is replaced by one of its class.
-    """
+    """Pairs of an image, RGB, and its label; `labels` (n,) are known without reading an image."""
 
     def __init__(self, labels: np.ndarray, skip_broken: bool) -> None:
         super().__init__(len(labels), skip_broken)
@@ -213,45 +199,52 @@ class EncodedImages(StoredImages):
     def read(self, index: int) -> bytes:
         """Return the stored bytes of an image."""
 
-    def read_first(self, index: int) -> Callable[[], tuple[Image.Image, int]]:
-        """Read the bytes of an image, and return the function that decodes it."""
-        content, label = self.read(index), int(self.labels[index])
-        return lambda: (decode(content), label)
+    def example(self, index: int) -> tuple[Image.Image, int]:
+        """Return a decoded image and its label."""
+        return decode(self.read(index)), int(self.labels[index])
 
-    def group(self, index: int) -> str:
-        """Return the class of an image, whose images can replace it."""
-        return f" of class {self.labels[index]}"
+    def content(self, index: int) -> Iterable[bytes]:
+        """Return the stored bytes of an image."""
+        return (self.read(index),)
 
 
 def decode(content: bytes, *, turned: bool = True) -> Image.Image:
     """Decode a whole image to RGB, 8 bits per channel; a truncated one is an error, whatever the settings of Pillow.
 
-    The scale depends on the type of the numbers alone, so that the images of a set stay comparable: of 16 bits the
-    upper 8 are used (Pillow's own conversion of gray would clip at 255), and floats are from 0 to 1. Images that would
-    become black, or have no known scale, are refused.
+    Of 16 bits the upper 8 are used (Pillow's own conversion of gray would clip at 255). Images that have another scale,
+    several frames or transparent pixels are refused.
 
     Args:
         content: the file.
         turned: whether the orientation in the file's EXIF data is applied, as viewers and annotation tools do.
 
     Raises:
-        OSError, SyntaxError, ValueError, Image.DecompressionBombError: if it cannot be decoded, or has no known scale.
+        OSError, SyntaxError, ValueError, Image.DecompressionBombError: if it cannot be decoded, or is refused.
     """
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
-                width, height = image.size
-                raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
-            if getattr(image, "is_animated", False) and image.format != "MPO":  # of which the others are previews
+        image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
+        (shorter, longer), (width, height) = sorted(image.size), image.size
+        if longer > _LONGEST * shorter:
+            raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
+        if image.mode == "F" or (image.mode == "I" and ";32" in str(getattr(image, "tile", ""))):
+            raise ValueError("it must have 8 or 16 bits per channel, got 32")
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # of which the others are previews
+            raise ValueError(f"it must have one frame, got {getattr(image, 'n_frames', 2)}; save the one that is meant")
+        image.load()  # which turns TIFF
+        if turned:
+            with contextlib.suppress(SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged EXIF data
+                image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
+            gray = np.asarray(image).clip(0, 65535) >> 8
+            if gray.max() < 64:
                 raise ValueError(
-                    f"it must have one frame, got {getattr(image, 'n_frames', 2)}; save the one that is meant"
+                    "it must use the range of its 16 bits, got no value above 16383, as of 14 bits; scale it"
                 )
-            turn = _turn(image) if turned else None
-            converted = _rgb(image)
-            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
-                raise ValueError("it must be opaque, got transparent pixels; put it on a background")
-            return converted if turn is None else converted.transpose(turn)
+            image = Image.fromarray(gray.astype(np.uint8))
+        if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+            raise ValueError("it must be opaque, got transparent pixels; put it on a background")
+        return image.convert("RGB")
     except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
     except TypeError as error:  # of a damaged TIFF file
@@ -260,56 +253,14 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Convert an opened image to RGB, 8 bits per channel."""
-    stored = str(getattr(image, "tile", ()))  # with Pillow's raw mode, such as I;16B; empty once it is loaded
-    if image.mode == "F":
-        pixels = np.asarray(image)
-        if not ((pixels >= 0) & (pixels <= 1)).all():
-            raise ValueError(f"its floats must be from 0 to 1, got {pixels.min():g} to {pixels.max():g}; save 8 bits")
-        return Image.fromarray((pixels * 255).round().astype(np.uint8)).convert("RGB")
-    if image.mode == "I" and ";32" in stored:
-        raise ValueError("it must not have integers of 32 bits, whose scale is not known; save 8 or 16 bits")
-    if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
-        gray = np.asarray(image).clip(0, 65535) >> 8
-        converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
-    else:
-        converted = image.convert("RGB")
-        if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
-            return converted
-    if np.asarray(converted).max() < 64:
-        raise ValueError("it must use the range of its 16 bits, got no value above 16383, as of 14 bits; scale it")
-    return converted
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn of an opened image that its EXIF data ask for; Pillow itself turns TIFF."""
-    with contextlib.suppress(SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
-        if image.format != "TIFF" and "exif" in image.info:
-            return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    return None
-
-
 def fingerprint(count: int, parts: Iterable[bytes | np.ndarray], files: Iterable[Path] = ()) -> dict[str, Any]:
-    """Return the number of examples of a split, and hashes: of labels and some contents, `parts`, and of all `files`.
-
-    Of files, which are not read, these are of the sizes and of the times of modification, beside the first and the
-    last of these times. So a file that is written again is noticed unless all are, as in a copy, at the same size.
-    """
+    """Return the number of examples of a split, and a hash of `parts` and of the sizes of `files`."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
-    described = {"examples": count, "sha256": digest.hexdigest()}
-    entries = []
     for file in files:
-        with contextlib.suppress(OSError):  # a name in messages, of an example that is in no file of its own
-            status = file.stat()
-            entries.append((status.st_size, status.st_mtime_ns))
-    if entries:
-        columns = dict(zip(("sizes", "times"), np.array(entries, dtype="<i8").T, strict=True))
-        described |= {name: hashlib.sha256(column.tobytes()).hexdigest() for name, column in columns.items()}
-        described |= {"oldest": int(columns["times"].min()), "newest": int(columns["times"].max())}
-    return described
+        digest.update(file.stat().st_size.to_bytes(8, "little"))
+    return {"examples": count, "sha256": digest.hexdigest()}
 
 
 def spread(count: int, most: int = 32) -> list[int]:

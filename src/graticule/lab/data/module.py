@@ -1,9 +1,9 @@
-"""A data set, its transforms and its batches, as loaders."""
+"""The images of a data set as batches for training and evaluation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -11,20 +11,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 from timm.data.mixup import Mixup
-from torch.utils.data import DataLoader, Subset
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
-from graticule.lab.data.registry import DATASETS, load_dataset
-from graticule.lab.data.sampling import BatchOrder, EpochSampler, Loading, balanced_subset, class_share
+from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
+from graticule.lab.data.registry import load_dataset
+from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, Loading, balanced_subset, class_share
 from graticule.lab.data.transforms import (
     CanvasImages,
+    ImageExamples,
     Mode,
-    SeededImages,
     ShiftedImages,
-    SizedImages,
+    SizedBatches,
     TensorImages,
-    TransformedImages,
     byte_values,
     evaluation_transform,
     shifts_only,
@@ -39,22 +37,64 @@ def build_mixup(
     *, mixup: float, cutmix: float, prob: float, switch_prob: float, label_smoothing: float, num_classes: int
 ) -> Mixup | None:
     """Build timm's Mixup, which returns soft labels of (B, num_classes); None if both alphas are 0."""
-    if mixup < 0 or cutmix < 0:
-        raise ValueError(f"`mixup` and `cutmix` must not be negative, got {mixup} and {cutmix}.")
     if mixup == cutmix == 0:
         return None
-    return Mixup(
-        mixup_alpha=mixup,
-        cutmix_alpha=cutmix,
-        prob=prob,
-        switch_prob=switch_prob,
-        label_smoothing=label_smoothing,
-        num_classes=num_classes,
-    )
+    return Mixup(mixup, cutmix, None, prob, switch_prob, "batch", True, label_smoothing, num_classes)
+
+
+class ImageData(Loading):
+    """The images of both splits, and the rows of them that are used."""
+
+    images: dict[Split, Any]
+    rows: dict[Split, np.ndarray]
+
+    def check_classes(self, train: DatasetInfo, test: DatasetInfo) -> None:
+        """Check that both splits have the same classes in the same order."""
+        if train.class_names != test.class_names:
+            differing = sorted({*train.class_names} ^ {*test.class_names})
+            listed = f"in one only: {', '.join(differing[:5])}{', ...' * (len(differing) > 5)}"
+            raise ValueError(
+                f"`data_root` must have the same classes in training and evaluation; "
+                f"{listed if differing else 'got another order'} ({train.name})."
+            )
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that training found and left out."""
+        return getattr(self.images.get("train"), "skipped", [])
+
+    @property
+    def num_train(self) -> int:
+        """Return the number of training images."""
+        return len(self.rows["train"])
+
+    @property
+    def num_test(self) -> int:
+        """Return the number of test images."""
+        return len(self.rows["test"])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number of each split, and a hash of all labels, 32 images, and the size of every file."""
+        return {
+            split: fingerprint(len(rows), self._contents(split), self._files(split))
+            for split, rows in self.rows.items()
+        }
+
+    def _contents(self, split: Split) -> Iterator[bytes | np.ndarray]:
+        images, rows = self.images[split], self.rows[split]
+        if hasattr(images, "labels"):
+            yield np.asarray(images.labels)[rows]
+        for row in rows[spread(len(rows))].tolist():
+            yield from images.content(row) if isinstance(images, StoredImages) else (np.asarray(images[row][0]),)
+
+    def _files(self, split: Split) -> Iterable[Path]:
+        images = self.images[split]
+        rows = self.rows[split].tolist() if isinstance(images, StoredImages) else ()
+        return (file for row in rows for file in images.files_of(row))
 
 
 @dataclass(eq=False, repr=False)
-class DataModule(Loading):
+class DataModule(ImageData):
     """The batches of a data set for training and for evaluation at any size.
 
     Args:
@@ -66,6 +106,7 @@ class DataModule(Loading):
         workers: processes that load images; 0 loads them in the main process.
         seed: seed of order and augmentation.
         augmentation: the augmentation of training images.
+        val_split: hold this share of the training images of each class out as the test images, the same with any seed.
         train_share: use only this share of the training images of each class, chosen by `share_seed`, which is separate
             from `seed`, so that runs with several seeds see the same images.
         limit_train, limit_test: use only this many images, balanced over the classes.
@@ -83,6 +124,7 @@ class DataModule(Loading):
     workers: int = 0
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
+    val_split: float | None = None
     train_share: float | None = None
     share_seed: int = 0
     limit_train: int | None = None
@@ -94,16 +136,45 @@ class DataModule(Loading):
     def __post_init__(self) -> None:
         if self.drop_last and self.batch_size % 2:
             raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {self.batch_size}.")
-        DATASETS[self.dataset]  # refuses an unknown name
         if len(self.size) != 2:
             raise ValueError(f"`size` must be the height and width of images, got {self.size}.")
         self.train_sizes = tuple(self.train_sizes) or (self.size,)
         self.augmentation = self.augmentation or Augmentation()
-        self.limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         self.device = torch.device("cpu")
-        self.info: DatasetInfo
-        self._images: dict[Split, Any] = {}
-        self._train: Any = None
+        self._train: Batches | None = None
+        self.read()
+
+    def read(self) -> None:
+        """Find the images and check them as far as possible without reading each."""
+        self.images, self.rows, infos = {}, {}, []
+        limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
+        for split, limit in limits.items():
+            self.images[split], self.info = load_dataset(
+                self.dataset, split if self.val_split is None else "train", self.root
+            )
+            infos.append(self.info)
+            labels = np.asarray(self.images[split].labels)
+            rows = np.arange(len(labels))
+            if self.val_split is not None:
+                rows = self._split_rows(labels, self.val_split)[split]
+                self.images[split].skip_broken = split == "train"
+            if split == "train" and self.train_share is not None:
+                rows = rows[class_share(labels[rows], self.train_share, self.share_seed)]
+            self.rows[split] = rows if limit is None else rows[balanced_subset(labels[rows], limit)]
+        self.check_classes(*infos)
+        if (count := len(self.rows["train"])) < self.batch_size and self.drop_last:
+            raise ValueError(
+                f"`batch_size` must not exceed the number of training images, {count}, if images are mixed in pairs, "
+                f"got {self.batch_size}."
+            )
+
+    def _split_rows(self, labels: np.ndarray, share: float) -> dict[Split, np.ndarray]:
+        """Return the training images that stay, and those that are held out."""
+        held_out = class_share(labels, share, 0)
+        rows = np.setdiff1d(np.arange(len(labels)), held_out)
+        if len(np.unique(labels[rows])) < len(np.unique(labels)):
+            raise ValueError(f"`val_split` must leave every class an image to train on, got {share}.")
+        return {"train": rows, "test": np.array(held_out)}
 
     def to(self, device: torch.device) -> Self:
         """Keep small images on `device`, where their batches are made; the same as on the CPU."""
@@ -111,125 +182,79 @@ class DataModule(Loading):
             self.device, self._train = device, None
         return self
 
-    def setup(self, stage: str | None = None) -> None:
-        """Find the images and check them as far as possible without reading each."""
-        if self._images:
-            return
-        for split, limit in self.limits.items():
-            images, self.info = load_dataset(self.dataset, split, self.root)
-            if split == "train" and self.train_share is not None:
-                images = _Chosen(images, class_share(images.labels, self.train_share, self.share_seed))
-            if limit is not None:
-                images = _Chosen(images, balanced_subset(images.labels, limit))
-            self._images[split] = images
-        if len(self._images["train"]) < self.batch_size and self.drop_last:
-            raise ValueError(
-                f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, if "
-                f"images are mixed in pairs, got {self.batch_size}."
-            )
-
-    @property
-    def skipped(self) -> list[Path]:
-        """The broken images that training found and left out."""
-        return getattr(self._images.get("train"), "skipped", [])
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the number of each split, and hashes of all labels, 32 images, and the size and time of every file."""
-        return {
-            split: fingerprint(
-                len(images),
-                (np.asarray(images.labels), *(_content(images, index) for index in spread(len(images)))),
-                (file for index in range(len(images)) for file in _files(images, index)),
-            )
-            for split, images in self._images.items()
-        }
+    def order_options(self) -> dict[str, Any]:
+        """Return the arguments of `BatchOrder` for mixing, repeats and sizes."""
+        return {"drop_last": self.drop_last, "repeats": self.repeats, "sizes": len(self.train_sizes)}
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes."""
-        images = self._images["train"]
         shares = world_size * accumulate
         if self.drop_last and self.batch_size % (2 * shares):
             raise ValueError(
                 f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
-        sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
-        sizes = len(self.train_sizes) if len(self.train_sizes) > 1 else None
-        shared = {"rank": rank, "world_size": world_size, "parts": accumulate}
-        return BatchOrder(sampler, self.batch_size, drop_last=self.drop_last, sizes=sizes, **shared)
+        return super().train_order(rank, world_size, accumulate)
 
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images (B, C, height, width) and labels (B,), whose order differs from epoch to epoch."""
+    def train_batches(self) -> Batches:
+        """Return the training images (B, C, height, width) and labels (B,)."""
         if self._train is None:
-            images = [self._train_images(size) for size in self.train_sizes]
-            self._train = images[0] if len(images) == 1 else SizedImages(images)
-        return self.load(self._train, batch_sampler=order or self.train_order())
+            batches = [self._train_images(size) for size in self.train_sizes]
+            self._train = batches[0] if len(batches) == 1 else SizedBatches(batches)
+        return self._train
 
-    def _train_images(self, size: tuple[int, int]) -> Any:
+    def _train_images(self, size: tuple[int, int]) -> Batches:
         """Return the training images at `size`, in memory if those of all sizes fit."""
-        images = self._images["train"]
-        in_memory = self._fits_in_memory(images, *self.train_sizes)
-        if in_memory and not self.augmentation.random:
-            return self._tensor_images(images, size)
-        if in_memory and shifts_only(self.augmentation):
-            return self._tensor_images(images, size, ShiftedImages, self.augmentation, self.seed)
-        return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
+        if self._fits_in_memory("train", *self.train_sizes):
+            if not self.augmentation.random:
+                return TensorImages(*self._tensors("train", size)).to(self.device)
+            if shifts_only(self.augmentation):
+                tensors = self._tensors("train", size)
+                return ShiftedImages(*tensors, self.augmentation, self.seed).to(self.device)
+        transform = training_transform(self.info, size, self.augmentation)
+        return ImageExamples(self.images["train"], self.rows["train"], transform, self.seed)
 
-    def eval_dataloader(
-        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
-    ) -> DataLoader[Any]:
-        """Return batches of the test images at `size` = (height, width), each once over all processes.
-
-        Every process gets the same number; padding images have the label `PADDING`.
+    def eval_batches(self, size: tuple[int, int], mode: Mode = "zoom") -> Batches:
+        """Return the test images at `size` = (height, width).
 
         Args:
+            size: in pixels.
             mode: zoom scales the images to `size`; canvas keeps the scale of training and puts each image at a random
                 position on an empty canvas of `size`, or crops it.
         """
-        images: Any = self._images["test"]
         if mode == "canvas" and size != self.size:
-            images = CanvasImages(self._evaluation_images("test", self.size), size)
-        elif self._fits_in_memory(images, size):
-            images = self._tensor_images(images, size)
-        else:
-            images = self._evaluation_images("test", size)
-        return self.load_test(images, self.eval_batch_size, rank, world_size)
-
-    @property
-    def num_test(self) -> int:
-        """Return the number of test images."""
-        return len(self._images["test"])
+            return CanvasImages(self._evaluation_images("test", self.size), size)
+        if self._fits_in_memory("test", size):
+            return TensorImages(*self._tensors("test", size)).to(self.device)
+        return self._evaluation_images("test", size)
 
     def test_labels(self) -> np.ndarray:
         """Return the labels of the test images, (n,)."""
-        return np.asarray(self._images["test"].labels)
+        return np.asarray(self.images["test"].labels)[self.rows["test"]]
 
     def test_files(self) -> list[Path]:
         """Return the files of the test images; none for images that are not in files."""
-        sources = [_source(self._images["test"], index) for index in range(self.num_test)]
-        return [images.place(index) for images, index in sources if isinstance(images, EncodedImages)]
+        images = self.images["test"]
+        return [images.place(row) for row in self.rows["test"].tolist()] if isinstance(images, EncodedImages) else []
 
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         for index in indices:
             if not 0 <= index < self.num_test:
                 raise ValueError(f"`image` must be from 0 to {self.num_test - 1}, the last test image, got {index}.")
-        return self._prepare("test", size, indices)
-
-    def _prepare(
-        self, split: Split, size: tuple[int, int], indices: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        pairs = list(map(self._evaluation_images(split, size).__getitem__, indices))
-        return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+        images, labels = self._evaluation_images("test", size)[BatchIndices(np.asarray(indices))]
+        return images, labels
 
     def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
         """Return (height, width) of at most `most` images of a split, as stored, evenly spaced."""
-        images = self._images[split]
-        return [images[index][0].size[::-1] for index in spread(len(images), most)]
+        rows = self.rows[split]
+        return [self.images[split][row][0].size[::-1] for row in rows[spread(len(rows), most)].tolist()]
 
     def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
-        return self._prepare(split, size, spread(len(self._images[split]), most))[0]
+        chosen = BatchIndices(np.array(spread(len(self.rows[split]), most)))
+        images: torch.Tensor = self._evaluation_images(split, size)[chosen][0]
+        return images
 
     def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
@@ -237,54 +262,21 @@ class DataModule(Loading):
             raise ValueError(f"`images` must be from 1 to the number of test images, {self.num_test}, got {count}.")
         return self.test_images(size, spread(self.num_test, count))
 
-    def _evaluation_images(self, split: Split, size: tuple[int, int]) -> TransformedImages:
-        return TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
+    def _evaluation_images(self, split: Split, size: tuple[int, int]) -> ImageExamples:
+        transform = evaluation_transform(self.info, size, self.augmentation)
+        return ImageExamples(self.images[split], self.rows[split], transform)
 
-    def _tensor_images(
-        self, images: Any, size: tuple[int, int], kind: Callable[..., TensorImages] = TensorImages, *further: Any
-    ) -> TensorImages:
-        """Return images on the device, as bytes, by `kind`, which takes `further` arguments."""
-        same = size == self.info.size
-        transform = None if same else evaluation_transform(self.info, size, self.augmentation, normalize=False)
-        return kind(images, transform, byte_values(self.info), *further).to(self.device)
+    def _tensors(self, split: Split, size: tuple[int, int]) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
+        """Return the bytes of images in memory, (n, C, height, width), their labels, and the value of each byte."""
+        images, rows = self.images[split], self.rows[split]
+        if size == self.info.size:
+            stored = torch.from_numpy(images.pixels[rows])
+            pixels = stored[:, None] if stored.ndim == 3 else stored.permute(0, 3, 1, 2).contiguous()
+        else:
+            transform = evaluation_transform(self.info, size, self.augmentation, normalize=False)
+            pixels = torch.stack([transform(images[row][0]) for row in rows.tolist()])
+        return pixels, np.asarray(images.labels)[rows], byte_values(self.info)
 
-    def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
-        values = len(images) * sum(map(math.prod, sizes)) * self.info.channels
-        return isinstance(_source(images, 0)[0], ArrayImages) and values <= _IN_MEMORY_BYTES
-
-
-class _Chosen(Subset[Any]):
-    """Some of the images, with the labels and the broken files of the whole set."""
-
-    def __init__(self, images: Any, indices: list[int]) -> None:
-        super().__init__(images, indices)
-        self.source = images
-        self.labels = np.asarray(images.labels)[indices]
-
-    @property
-    def pixels(self) -> np.ndarray:
-        """The images of `ArrayImages`."""
-        return self.source.pixels[self.indices]
-
-    @property
-    def skipped(self) -> list[Path]:
-        return getattr(self.source, "skipped", [])
-
-
-def _source(images: Any, index: int) -> tuple[Any, int]:
-    """Return the whole set that an image was chosen from, and its index there."""
-    while isinstance(images, Subset):
-        images, index = images.dataset, images.indices[index]
-    return images, index
-
-
-def _files(images: Any, index: int) -> Sequence[Path]:
-    """Return the paths of the files of an image; none of one in memory."""
-    images, index = _source(images, index)
-    return images.files_of(index) if isinstance(images, EncodedImages) else ()
-
-
-def _content(images: Any, index: int) -> bytes | np.ndarray:
-    """Return the stored bytes of an image, or its pixels."""
-    images, index = _source(images, index)
-    return images.read(index) if isinstance(images, EncodedImages) else np.asarray(images[index][0])
+    def _fits_in_memory(self, split: Split, *sizes: tuple[int, int]) -> bool:
+        values = len(self.rows[split]) * sum(map(math.prod, sizes)) * self.info.channels
+        return isinstance(self.images[split], ArrayImages) and values <= _IN_MEMORY_BYTES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,43 +15,8 @@ from graticule.registry.registry import NameTable
 #: A function of a split and the folder of the data or None that returns (image, label) pairs and their `DatasetInfo`.
 Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
 F = TypeVar("F", bound=Callable[..., Any])
-V = TypeVar("V")
 
-#: The folder of the files that register data sets, and the file of each name.
-_SETS = "graticule.lab.data.sets"
-_FILES = {
-    **dict.fromkeys(("cifar10", "cifar100", "digits", "fashion_mnist"), "published"),
-    **dict.fromkeys(("coco", "coco_train"), "coco"),
-    **dict.fromkeys(("mask_folder", "ade20k", "camvid"), "mask_folder"),
-    **dict.fromkeys(("scenes", "scenes_sides"), "scenes"),
-    **dict.fromkeys(("gym_place", "gym_border", "gym_symmetry", "gym_order", "gym_region"), "gym"),
-    **dict.fromkeys(("gym_neighbors", "gym_displacement", "gym_direction", "gym_distance", "gym_scale"), "gym"),
-    "hugging_face": "hugging_face",
-    "image_folder": "shards",
-    "unlabeled_folder": "folder",
-}
-
-
-class SetTable(NameTable[str, V]):
-    """Functions by the names of data sets; only the file of a name is imported when it is asked for."""
-
-    def __contains__(self, name: object) -> bool:
-        if name not in self.data and name in _FILES:
-            import_module(f"{_SETS}.{_FILES[str(name)]}")
-        return super().__contains__(name)
-
-    def __getitem__(self, name: str) -> V:
-        """Return the function of a name.
-
-        Raises:
-            ValueError: for an unknown name, with the known ones.
-        """
-        if name not in self:
-            known_name("dataset", name, sorted(self))
-        return self.data[name]
-
-
-DATASETS: SetTable[Loader] = SetTable("dataset", _SETS)
+DATASETS: NameTable[str, Loader] = NameTable("dataset", "graticule.lab.data.sets")
 
 
 def register_dataset(name: str) -> Callable[[F], F]:
@@ -74,23 +38,17 @@ def register_dataset(name: str) -> Callable[[F], F]:
             info = DatasetInfo("noise", ("dark", "light"), 1, (8, 8), (0.5,), (0.3,))
             return ArrayImages(images, images.mean((1, 2)) > 127), info
     """
-    return _register(DATASETS, name, split="train", folder=None)
-
-
-def _register(table: NameTable[str, Any], name: str, **arguments: Any) -> Callable[[F], F]:
-    """Return the decorator that registers a function of `arguments`, in their order."""
 
     def check(function: F) -> F:
         if not inspect.isfunction(function):
-            raise TypeError(f"the {table.kind} {name!r} must be a function that loads it, got {function!r}.")
+            raise TypeError(f"the dataset {name!r} must be a function that loads it, got {function!r}.")
         try:
-            inspect.signature(function).bind(*arguments.values())
+            inspect.signature(function).bind("train", None)
         except TypeError as error:
-            names = " and ".join(arguments)
-            raise TypeError(f"the {table.kind} {name!r} must be a function of {names}: {error}.") from None
+            raise TypeError(f"the dataset {name!r} must be a function of split and folder: {error}.") from None
         return function
 
-    return table.register(name, check)
+    return DATASETS.register(name, check)
 
 
 def list_datasets() -> list[str]:
@@ -100,7 +58,9 @@ def list_datasets() -> list[str]:
 
 def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, DatasetInfo]:
     """Load a split of the data set `name`, and check the types that a plugin returns."""
-    pair = DATASETS[name](split, None if root is None else Path(root))
+    hub = {"name": name.removeprefix("hfds/")} if name.startswith("hfds/") else {}
+    load: Any = DATASETS[known_name("dataset", "hugging_face" if hub else name, list_datasets())]
+    pair = load(split, None if root is None else Path(root), **hub)
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], DatasetInfo)):
         raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(pair).__name__}.")
     images, info = pair

@@ -1,139 +1,91 @@
-"""The choice and the order of images as functions of seed and epoch, so that runs are reproducible."""
+"""The examples of each batch, as functions of seed and epoch, and the loaders of batches."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-
-#: (epoch, index), or (epoch, index, repeat) if an image comes several times per epoch.
-Key = tuple[int, ...]
-
 
 #: Separates the draws of sizes from those of images.
 _SIZES = 0x512E
 
 
-@dataclass(eq=False)
-class EpochSampler(Sampler[Key]):
-    """Yields the key of every image once, in an order that is a function of seed and epoch.
+@dataclass(frozen=True)
+class BatchIndices:
+    """The examples of a batch.
 
-    The epoch is part of the key, so it reaches persistent workers.
-
-    Args:
-        length: number of images.
-        seed: seed of the order.
-        repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes this many times in
-            a row, each time with other randomness. The length of an epoch does not change, so it sees fewer different
-            images, as in DeiT's code.
+    indices: (n,), counted from 0.
+    epoch: counted from 0; None in evaluation, where nothing is random.
+    repeats: how many times the example came before in its group of repeats, of all or (n,) of each.
+    size: the index of the image size of the batch.
     """
 
-    length: int
-    seed: int
-    _: KW_ONLY
-    repeats: int = 1
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"`repeats` must be at least 1, got {self.repeats}.")
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.length
-
-    def indices(self, epoch: int) -> np.ndarray:
-        """Return the order of an epoch, before repeats: (length,)."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
-
-    def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:
-        """Return the keys at the positions `places` of an epoch; `indices` is its order, if known."""
-        indices = self.indices(epoch) if indices is None else indices
-        if self.repeats == 1:
-            return [(epoch, index) for index in indices[places].tolist()]
-        pairs = zip(indices[places // self.repeats].tolist(), (places % self.repeats).tolist(), strict=True)
-        return [(epoch, index, repeat) for index, repeat in pairs]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.keys(self.epoch, np.arange(self.length)))
-
-
-class GroupSampler(EpochSampler):
-    """An order in which batches have images of one group, except the last ones, which have the rest, group by group.
-
-    Args:
-        groups: (n,), the group of every image, counted from 0, such as its shape.
-        batch_size: images per step.
-        seed: seed of the order.
-    """
-
-    def __init__(self, groups: np.ndarray, batch_size: int, seed: int) -> None:
-        super().__init__(len(groups), seed)
-        self.groups = groups
-        self.batch_size = batch_size
-
-    def indices(self, epoch: int) -> np.ndarray:
-        """Return the order of an epoch: full batches of each group in a random order, then the rest: (length,)."""
-        order = super().indices(epoch)
-        members = [order[self.groups[order] == group] for group in range(int(self.groups.max()) + 1)]
-        cuts = [len(group) // self.batch_size * self.batch_size for group in members]
-        full = np.concatenate([group[:cut] for group, cut in zip(members, cuts, strict=True)])
-        rest = np.concatenate([group[cut:] for group, cut in zip(members, cuts, strict=True)])
-        batches = full.reshape(-1, self.batch_size)
-        shuffled = batches[np.random.default_rng([self.seed, epoch, 1]).permutation(len(batches))]
-        return np.concatenate([shuffled.reshape(-1), rest])
+    indices: np.ndarray
+    epoch: int | None = None
+    repeats: np.ndarray | int = 0
+    size: int = 0
 
 
 @dataclass(eq=False)
-class BatchOrder(Sampler[list[Key]]):
-    """The training batches of one process, cut from global batches that do not depend on the number of processes.
+class BatchOrder(Sampler[BatchIndices]):
+    """The training batches of one process, in an order that is a function of seed and epoch.
 
-    Step s takes the s-th `batch_size` images of the epoch. They are split across the processes, and within each across
-    the micro-batches, so that the repeats of an image go to different processes. A last batch that is not full is split
-    unevenly (`weight` corrects its mean), or left out if it has fewer images than there are micro-batches in total.
+    A step has the next `batch_size` examples of the epoch, which are shared evenly by the processes and by the
+    micro-batches of each, so that the repeats of an image go to different processes. Of the last step, examples that
+    cannot be shared evenly are left out.
 
     Args:
-        sampler: order of the images.
-        batch_size: images per step, over all processes and micro-batches.
+        length: number of examples.
+        batch_size: examples per step, over all processes and micro-batches.
+        seed: seed of the order.
         rank: index of the process.
         world_size: number of processes.
         parts: number of micro-batches per step in each process.
-        drop_last: leave out a last batch that is not full.
-        sizes: number of image sizes. Each step has one, a function of seed, epoch and step; its index is the last
-            entry of the keys. None for a single size.
+        drop_last: leave out a last step that is not full.
+        repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every example comes this many times
+            in a row, each time with other randomness. The length of an epoch does not change, so it sees fewer
+            different examples, as in DeiT's code.
+        sizes: number of image sizes, of which each step draws one.
+        groups: (n,), the group of every example, from 0. All steps have examples of one group, in a random order,
+            except the last ones, which have the rest of each group.
     """
 
-    sampler: EpochSampler
+    length: int
     batch_size: int
+    seed: int
     _: KW_ONLY
     rank: int = 0
     world_size: int = 1
     parts: int = 1
     drop_last: bool = False
-    sizes: int | None = None
+    repeats: int = 1
+    sizes: int = 1
+    groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._shares = self.world_size * self.parts
         if self.batch_size % self._shares:
             of = f"devices x nodes x accumulate, {self.world_size} x {self.parts}"
             raise ValueError(f"`batch_size` must be a multiple of {of}, got {self.batch_size}.")
-        full, rest = divmod(len(self.sampler), self.batch_size)
+        full, rest = divmod(self.length, self.batch_size)
         self.steps = full + (not self.drop_last and rest >= self._shares)
         if self.steps < 1:
             raise ValueError(
-                f"`batch_size` must not exceed the number of training examples, {len(self.sampler)}, if batches must "
+                f"`batch_size` must not exceed the number of training examples, {self.length}, if batches must "
                 f"be full or are split across processes, got {self.batch_size}."
             )
-        self._first = 0
+        self.start(0)
+
+    def start(self, epoch: int, batch: int = 0) -> None:
+        """Let the next pass begin at a batch of an epoch."""
+        self.epoch, self.first = epoch, batch
 
     def __len__(self) -> int:
         return self.steps * self.parts
@@ -141,77 +93,175 @@ class BatchOrder(Sampler[list[Key]]):
     @property
     def examples(self) -> int:
         """Return the number of examples per epoch, over all processes."""
-        return self._step(self.steps - 1)[1]
+        return min(self.steps * self.batch_size, self.length // self._shares * self._shares)
 
     def notes(self) -> list[str]:
-        """Return a sentence on the examples of a last batch that is too small for all micro-batches."""
-        left = len(self.sampler) - self.examples
-        if not 0 < left < self._shares:
-            return []
-        return [f"the last {left} examples of each epoch are left out, fewer than its {self._shares} micro-batches"]
+        """Return a sentence on the examples of a last step that cannot be shared evenly."""
+        left = 0 if self.drop_last else self.length % self._shares
+        return [f"the last {left} examples of each epoch are left out, to share the rest evenly"] if left else []
 
-    def skip(self, batches: int) -> None:
-        """Skip `batches` in the next pass, for a run that is resumed in the middle of an epoch."""
-        self._first = batches
+    def indices(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, before repeats: (length,)."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.length)
+        if self.groups is None:
+            return order
+        members = [order[self.groups[order] == group] for group in range(int(self.groups.max()) + 1)]
+        cuts = [len(group) // self.batch_size * self.batch_size for group in members]
+        steps = np.concatenate([group[:cut] for group, cut in zip(members, cuts, strict=True)])
+        steps = np.random.default_rng([self.seed, epoch, 1]).permutation(steps.reshape(-1, self.batch_size))
+        return np.concatenate([steps.reshape(-1), *(group[cut:] for group, cut in zip(members, cuts, strict=True))])
 
-    def places(self, number: int) -> np.ndarray:
-        """Return the positions in the epoch of this process's images of batch `number`."""
-        step, part = divmod(number, self.parts)
-        first, stop = self._step(step)
-        return np.arange(first + self.rank + part * self.world_size, stop, self._shares)
-
-    def _step(self, step: int) -> tuple[int, int]:
-        """Return the first place of a step in the epoch, and the one after its last."""
-        first = step * self.batch_size
-        return first, min(first + self.batch_size, len(self.sampler))
-
-    def weight(self, number: int) -> float:
-        """Return the weight of the mean of batch `number`, such that the weighted mean of a step is its true mean."""
-        first, stop = self._step(number // self.parts)
-        return len(self.places(number)) * self._shares / (stop - first)
-
-    def keys(self, epoch: int, number: int) -> list[Key]:
-        """Return the keys of batch `number` of an epoch."""
-        return self.sampler.keys(epoch, self.places(number))
-
-    def size(self, epoch: int, number: int) -> int:
-        """Return the index of the size of batch `number`; it is the same for all micro-batches of a step."""
-        if self.sizes is None:
-            return 0
-        step = number // self.parts
-        draw = np.random.SeedSequence([self.sampler.seed, epoch, step, _SIZES])
-        return int(np.random.default_rng(draw).integers(self.sizes))
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        epoch, first, self._first = self.sampler.epoch, self._first, 0
-        indices = self.sampler.indices(epoch)
-        for number in range(first, len(self)):
-            keys = self.sampler.keys(epoch, self.places(number), indices)
-            yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
+    def __iter__(self) -> Iterator[BatchIndices]:
+        epoch, order = self.epoch, self.indices(self.epoch)
+        sizes = np.random.default_rng([self.seed, epoch, _SIZES]).integers(self.sizes, size=self.steps).tolist()
+        for number in range(self.first, len(self)):
+            step, part = divmod(number, self.parts)
+            first = step * self.batch_size
+            count = min(self.batch_size, self.length - first) // self._shares * self._shares
+            places = np.arange(first + self.rank + part * self.world_size, first + count, self._shares)
+            yield BatchIndices(order[places // self.repeats], epoch, places % self.repeats, sizes[step])
 
 
-#: The label of a padding image, which is not counted.
-PADDING = -1
+def evaluation_batches(length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[BatchIndices]:
+    """Return the evaluation batches of one process; all have as many, and each example is in one batch of one."""
+    if length < world_size:
+        raise ValueError(
+            f"`devices` x `nodes` must be at most the number of test examples, {length}, got {world_size}."
+        )
+    indices = np.arange(rank, length, world_size)
+    if world_size == 1:
+        return [BatchIndices(indices[first : first + batch_size]) for first in range(0, length, batch_size)]
+    steps = min(-(-length // (batch_size * world_size)), length // world_size)
+    return [BatchIndices(part) for part in np.array_split(indices, steps)]
 
 
-@dataclass(eq=False)
-class EvaluationOrder(Sampler[int]):
-    """The images of one process in evaluation: all processes get the same number, and every image is counted once.
+def draw(batch: BatchIndices, seed: int, count: int) -> np.ndarray:
+    """Return a number below 2^62 for each of a batch's examples, out of `count`; these are the source of randomness.
 
-    If the number is not divisible by that of processes, the last image is repeated as -1 - its index, for which
-    `TransformedImages` and `TensorImages` return the label `PADDING`.
+    It is a function of seed, epoch, index and repeat alone, whichever batch an example is in.
+    """
+    repeats = np.broadcast_to(batch.repeats, batch.indices.shape)
+    numbers = np.empty(len(batch.indices), dtype=np.int64)
+    for repeat in np.unique(repeats).tolist():
+        chosen = repeats == repeat
+        numbers[chosen] = _numbers(seed, batch.epoch or 0, repeat, count)[batch.indices[chosen]]
+    return numbers
+
+
+@lru_cache(maxsize=4)
+def _numbers(seed: int, epoch: int, repeat: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch, repeat, 1]).integers(2**62, size=count)
+
+
+class Batches(Dataset[Any]):
+    """Examples as whole batches, `batches[BatchIndices(...)]`."""
+
+    #: Whether batches are made in so little time that no worker is needed.
+    in_memory = True
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    @abstractmethod
+    def __getitem__(self, batch: BatchIndices) -> Any:
+        """Return the inputs and the targets of a batch."""
+
+
+class Examples(Batches):
+    """Examples that are made one by one.
+
+    In training, the randomness of each is a function of seed, epoch, index and repeat alone, whichever batch it is in
+    and whichever process makes it. The random states of the process are unchanged.
     """
 
-    length: int
-    rank: int = 0
-    world_size: int = 1
+    in_memory = False
+    seed: int = 0
 
-    def __len__(self) -> int:
-        return -(-self.length // self.world_size)
+    @abstractmethod
+    def example(self, index: int) -> Any:
+        """Return an example; draws are from torch, Python and NumPy."""
 
-    def __iter__(self) -> Iterator[int]:
-        for place in range(self.rank, len(self) * self.world_size, self.world_size):
-            yield place if place < self.length else -self.length
+    @abstractmethod
+    def collate(self, examples: Sequence[Any]) -> Any:
+        """Return the batch of some examples."""
+
+    def __getitem__(self, batch: BatchIndices) -> Any:
+        if batch.epoch is None:
+            return self.collate([self.example(index) for index in batch.indices.tolist()])
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        examples = []
+        try:
+            for index, number in zip(batch.indices.tolist(), draw(batch, self.seed, len(self)).tolist(), strict=True):
+                random.seed(number)
+                np.random.seed(number % 2**32)
+                torch.default_generator.manual_seed(number)  # of the CPU only, not of a GPU
+                examples.append(self.example(index))
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+        return self.collate(examples)
+
+
+class Loading(ABC):
+    """The loaders of a data module, whose batches are functions of its seed alone."""
+
+    batch_size: int
+    eval_batch_size: int
+    seed: int
+    workers: int = 0
+
+    @abstractmethod
+    def train_batches(self) -> Batches:
+        """Return the training examples."""
+
+    @abstractmethod
+    def eval_batches(self, size: Any) -> Batches:
+        """Return the test examples at `size`."""
+
+    @property
+    def num_train(self) -> int:
+        """Return the number of training examples."""
+        return len(self.train_batches())
+
+    def order_options(self) -> dict[str, Any]:
+        """Return further arguments of `BatchOrder`."""
+        return {}
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the training examples in the batches of one of `world_size` processes."""
+        shared: dict[str, Any] = {"rank": rank, "world_size": world_size, "parts": accumulate, **self.order_options()}
+        return BatchOrder(self.num_train, self.batch_size, self.seed, **shared)
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return the training batches, whose order differs from epoch to epoch."""
+        return self.load(self.train_batches(), order or self.train_order())
+
+    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1, **options: Any) -> DataLoader[Any]:
+        """Return the batches of the test examples at `size`, each once over all processes.
+
+        `options` are those of `eval_batches`.
+        """
+        batches = self.eval_batches(size, **options)
+        return self.load(batches, evaluation_batches(len(batches), self.eval_batch_size, rank, world_size))
+
+    def load(self, batches: Batches, order: Sampler[BatchIndices] | Sequence[BatchIndices]) -> DataLoader[Any]:
+        """Return the loader of batches in an order; batches in memory need no workers."""
+        workers = 0 if batches.in_memory else self.workers
+        return DataLoader(
+            batches,
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+        )
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
@@ -238,66 +288,14 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
         raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")
     if seed < 0:
         raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
-    labels = np.asarray(labels)
-    random = np.random.RandomState(seed)
+    generator = np.random.RandomState(seed)
     chosen: list[int] = []
-    for of_class in indices_by_class(labels):
+    for of_class in indices_by_class(np.asarray(labels)):
         count = max(int(len(of_class) * share + 0.5), 1)
-        chosen += random.permutation(of_class)[:count].tolist()
+        chosen += generator.permutation(of_class)[:count].tolist()
     return sorted(chosen)
 
 
 def indices_by_class(labels: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the indices of the images of each class."""
     return (np.flatnonzero(labels == label) for label in np.unique(labels))
-
-
-class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs of tensors that are made batch by batch, by `__getitems__`."""
-
-    in_batches = True
-
-    def __getitem__(self, key: Any) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([key])
-        return inputs[0], targets[0]
-
-    @abstractmethod
-    def __getitems__(self, keys: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch."""
-
-
-class Loading:
-    """The loaders of a data module, whose batches are functions of its seed alone."""
-
-    seed: int
-    workers: int = 0
-
-    def load(
-        self, examples: Dataset[Any], collate: Callable[[Any], Any] | None = None, **batches: Any
-    ) -> DataLoader[Any]:
-        """Return the loader of `examples`; whole batches need no collation and no workers.
-
-        Args:
-            examples: the examples by key.
-            collate: makes a batch from a list of examples; PyTorch's by default.
-            batches: the batches, as arguments of `DataLoader`.
-        """
-        in_batches = getattr(examples, "in_batches", False)
-        workers = 0 if in_batches else self.workers
-        return DataLoader(
-            examples,
-            num_workers=workers,
-            collate_fn=_unchanged if in_batches else collate,
-            persistent_workers=workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
-            **batches,
-        )
-
-    def load_test(self, examples: Any, batch_size: int, rank: int, world_size: int, *collate: Any) -> DataLoader[Any]:
-        """Return the loader of the test examples of one of `world_size` processes, each example once over all."""
-        sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
-        return self.load(examples, *collate, batch_size=batch_size, sampler=sampler)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading, WholeBatches
-from graticule.lab.data.sets.texts import TEXTS, load_text
-from graticule.registry.checks import known_name
+from graticule.lab.data.sampling import Batches, BatchIndices, Loading
+from graticule.lab.data.sets.texts import load_text
 
+#: The target of an input that has none, which is neither learned nor scored.
+PADDING = -1
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
 
@@ -59,15 +59,12 @@ class ByteTokenizer:
         return np.concatenate([np.empty(0), *parts]).astype(np.uint16)
 
 
-class TextWindows(WholeBatches):
+class TextWindows(Batches):
     """Training windows of one stream of tokens, which wraps around.
 
     Window i of an epoch begins at i * context + offset, where the offset is a position in the stream, drawn from seed
-    and epoch. So windows do not overlap, an epoch leaves out fewer than `context` tokens, different ones each time, and
-    windows do not depend on the process or the worker. A window may extend into the next document, after the token that
-    ends the first.
-
-    Keys are those of `EpochSampler`.
+    and epoch. So windows do not overlap, and an epoch leaves out fewer than `context` tokens, different ones each time.
+    A window may extend into the next document, after the token that ends the first.
 
     Args:
         tokens: (n,), all documents, each with the token that ends it.
@@ -76,40 +73,27 @@ class TextWindows(WholeBatches):
     """
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int) -> None:
-        if context < 1:
-            raise ValueError(f"`context` must be at least 1, got {context}.")
         if len(tokens) < context:
             raise ValueError(f"`context` must not exceed the number of training tokens, {len(tokens)}, got {context}.")
-        self.tokens = tokens
-        self.context = context
-        self.seed = seed
+        self.tokens, self.context, self.seed = tokens, context, seed
 
     def __len__(self) -> int:
         return len(self.tokens) // self.context
 
-    def offset(self, epoch: int) -> int:
-        """Return the start of the first window of an epoch."""
-        number = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
-        return int(number) % len(self.tokens)
-
-    def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
-        """Return the inputs (B, context) of a whole batch, and the targets (B, context), shifted by one token."""
-        offsets = {epoch: self.offset(epoch) for epoch in {key[0] for key in keys}}
-        begins = np.asarray([key[1] * self.context + offsets[key[0]] for key in keys])
-        places = (begins[:, None] + np.arange(self.context + 1)) % len(self.tokens)
-        windows = torch.from_numpy(self.tokens[places].astype(np.int64))
-        return windows[:, :-1], windows[:, 1:]
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
+        """Return the inputs (B, context) of a batch, and the targets (B, context), shifted by one token."""
+        offset = np.random.SeedSequence([self.seed, batch.epoch or 0, _OFFSETS]).generate_state(1, np.uint64)[0]
+        begins = batch.indices * self.context + int(offset) % len(self.tokens)
+        windows = torch.from_numpy(self.tokens[(begins[:, None] + np.arange(self.context + 1)) % len(self.tokens)])
+        return windows[:, :-1].long(), windows[:, 1:].long()
 
 
-class EvaluationWindows(WholeBatches):
+class EvaluationWindows(Batches):
     """Held-out text, split into windows that do not overlap; each token sees only its own window.
 
     The stream begins with a token that ends a document, which is never a target. Every other token is the target of
     one window: the bytes of the text, and one more per document. Bits per byte are the sum of the nats of all targets /
-    ln 2 / their number.
-
-    The last window, if it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
-    without any target, for the padding of `EvaluationOrder`.
+    ln 2 / their number. The last window, if it is shorter, is padded at its end, with targets `PADDING`.
 
     Args:
         tokens: (n,), all documents, each with the token that ends it.
@@ -117,11 +101,8 @@ class EvaluationWindows(WholeBatches):
     """
 
     def __init__(self, tokens: np.ndarray, length: int) -> None:
-        if length < 1:
-            raise ValueError(f"`length` must be at least 1, got {length}.")
         if not len(tokens):
             raise ValueError("`tokens` must be at least 1, got none.")
-        self.length = length
         windows = -(-len(tokens) // length)
         stream = torch.from_numpy(tokens.astype(np.int64))
         self._targets = torch.full((windows, length), PADDING)
@@ -132,12 +113,9 @@ class EvaluationWindows(WholeBatches):
     def __len__(self) -> int:
         return len(self._targets)
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the inputs (B, length) of a whole batch, and its targets (B, length)."""
-        numbers = torch.as_tensor(indices)
-        repeated = numbers < 0
-        numbers = torch.where(repeated, -1 - numbers, numbers)
-        return self._inputs[numbers], self._targets[numbers].masked_fill(repeated[:, None], PADDING)
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
+        """Return the inputs (B, length) of a batch, and its targets (B, length)."""
+        return self._inputs[batch.indices], self._targets[batch.indices]
 
 
 @dataclass(frozen=True)
@@ -186,36 +164,21 @@ class TextModule(Loading):
     tokenizer = ByteTokenizer()
 
     def __post_init__(self) -> None:
-        known_name("dataset", self.dataset, TEXTS)
         for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        self.info: TextInfo
-        self.limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
         self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
         self._tokens: dict[Split, np.ndarray] = {}
-        self._train: TextWindows | None = None
+        for split, documents in load_text(self.dataset, self.root).items():
+            limit = {"train": self.limit_train, "test": self.limit_test}[split]
+            self._tokens[split] = self.tokenizer.stream(documents)[: limit and limit * self.context]
+        self.info = TextInfo(self.dataset, self.tokenizer.vocab_size, self.tokenizer.end, self.tokenizer.fingerprint)
+        self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     @property
     def size(self) -> int:
         """The context of training, at which runs are evaluated."""
         return self.context
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read the text and tokenize it.
-
-        Raises:
-            ValueError, FileNotFoundError: for a text that does not exist or is damaged, or is too short for a window.
-        """
-        if self._train is not None:
-            return
-        tokenizer = self.tokenizer
-        for split, documents in load_text(self.dataset, self.root).items():
-            tokens = tokenizer.stream(documents)
-            limit = self.limits[split]
-            self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
-        self.info = TextInfo(self.dataset, tokenizer.vocab_size, tokenizer.end, tokenizer.fingerprint)
-        self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number and a hash of the tokens of each split, which tell whether they are the same."""
@@ -225,24 +188,10 @@ class TextModule(Loading):
         """Return the number of bytes of a split; for "test", the denominator of bits per byte."""
         return len(self._tokens[split])
 
-    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the windows in the batches of one of `world_size` processes."""
-        sampler = EpochSampler(len(self._windows()), self.seed)
-        return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
-
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
-        return self.load(self._windows(), batch_sampler=order or self.train_order())
-
-    def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return batches of the held-out text in windows of `length`; each token is a target once over all processes.
-
-        Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
-        """
-        windows = EvaluationWindows(self._tokens["test"], length)
-        return self.load_test(windows, self.eval_batch_size, rank, world_size)
-
-    def _windows(self) -> TextWindows:
-        self.setup()
-        assert self._train is not None
+    def train_batches(self) -> Batches:
+        """Return inputs (B, context) and targets (B, context), different in each epoch."""
         return self._train
+
+    def eval_batches(self, size: int) -> Batches:
+        """Return the held-out text in windows of `size` tokens: inputs and targets (B, size)."""
+        return EvaluationWindows(self._tokens["test"], size)

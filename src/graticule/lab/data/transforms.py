@@ -1,29 +1,41 @@
-"""Transforms of images, and sets of transformed images, whose randomness is a function of seed, epoch and index."""
+"""Transforms of images, and batches of transformed images."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
 
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.sampling import PADDING, Key, WholeBatches
+from graticule.lab.data.sampling import Batches, BatchIndices, Examples, draw
 
 Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
+
+
+class Normalized:
+    """Turns an image into float32 (C, height, width), as torchvision's ToTensor and Normalize do, faster."""
+
+    def __init__(self, info: DatasetInfo) -> None:
+        self.mean, self.std = (np.array(values, dtype=np.float32)[:, None, None] for values in (info.mean, info.std))
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        pixels = np.asarray(image)
+        values = (pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)).astype(np.float32, order="C")
+        values /= 255
+        values -= self.mean
+        values /= self.std
+        return torch.from_numpy(values)
 
 
 def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentation, normalize: bool = True) -> Transform:
@@ -33,18 +45,13 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
     data set of images of one small native size, any image is resized to `size` without a crop. Without `normalize` the
     result is uint8.
     """
+    steps: list[Callable[[Any], Any]] = [T.Grayscale()] if info.channels == 1 else []
     if info.size is not None:
-        last = [T.ToTensor(), T.Normalize(info.mean, info.std)] if normalize else [T.PILToTensor()]
-        return T.Compose([_resize(size, augmentation), *last])
-    return create_transform(
-        (info.channels, *size),
-        interpolation=augmentation.interpolation,
-        crop_pct=augmentation.crop_pct,
-        crop_mode=info.crop_mode,
-        mean=info.mean,
-        std=info.std,
-        normalize=normalize,
-    )
+        steps.append(_resize(size, augmentation))
+    else:
+        options = {"interpolation": augmentation.interpolation, "crop_pct": augmentation.crop_pct}
+        steps += _timms(info, size, crop_mode=info.crop_mode, **options)
+    return T.Compose([*steps, Normalized(info) if normalize else T.PILToTensor()])
 
 
 def byte_values(info: DatasetInfo) -> Tensor:
@@ -63,8 +70,9 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
     if not augmentation.random:
         return evaluation_transform(info, size, augmentation)
     if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
-        return create_transform(
-            (info.channels, *size),
+        steps = _timms(
+            info,
+            size,
             is_training=True,
             scale=augmentation.scale or (0.08, 1.0),
             ratio=augmentation.ratio,
@@ -72,24 +80,23 @@ def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation)
             color_jitter=augmentation.color_jitter,
             auto_augment=augmentation.rand_augment,
             interpolation="random" if augmentation.random_interpolation else augmentation.interpolation,
-            re_prob=augmentation.erasing,
-            re_mode="pixel",
-            mean=info.mean,
-            std=info.std,
         )
-    steps: list[Callable[[Any], Any]] = [_resize(size, augmentation)]
-    if augmentation.random_crop_padding:
-        steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
-    if augmentation.hflip:
+    else:
+        steps = [_resize(size, augmentation)]
+        if augmentation.random_crop_padding:
+            steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
         steps.append(T.RandomHorizontalFlip(augmentation.hflip))
-    if augmentation.rand_augment:
-        steps.append(named_augmentation(augmentation.rand_augment, info.mean, size))
-    elif augmentation.color_jitter:
-        steps.append(T.ColorJitter(*[augmentation.color_jitter] * 3))
-    steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
-    if augmentation.erasing:
-        steps.append(RandomErasing(augmentation.erasing, mode="pixel", device="cpu"))
-    return T.Compose(steps)
+        if augmentation.rand_augment:
+            steps.append(named_augmentation(augmentation.rand_augment, info.mean, size))
+        elif augmentation.color_jitter:
+            steps.append(T.ColorJitter(*[augmentation.color_jitter] * 3))
+    return T.Compose([*steps, Normalized(info), RandomErasing(augmentation.erasing, mode="pixel", device="cpu")])
+
+
+def _timms(info: DatasetInfo, size: tuple[int, int], **options: Any) -> list[Callable[[Any], Any]]:
+    """Return timm's transforms of an image, without the last one, which makes a tensor."""
+    transform: Any = create_transform((info.channels, *size), mean=info.mean, std=info.std, normalize=False, **options)
+    return transform.transforms[:-1]
 
 
 def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any], Any]:
@@ -97,114 +104,72 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
     return T.Resize(size, _INTERPOLATION[augmentation.interpolation])
 
 
-@dataclass(eq=False, repr=False)
-class ImageView(Dataset[Any]):
-    """Images that are made of other images, one by one, when they are asked for."""
+class ImageExamples(Examples):
+    """Transformed images.
 
-    images: Any
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-
-@dataclass(eq=False, repr=False)
-class SeededImages(ImageView):
-    """Transformed images; the randomness of each is a function of seed and key alone.
-
-    The images do not depend on the number of workers, and the global random state is unchanged.
+    Args:
+        images: pairs of an image and a label, by index.
+        rows: (n,), the indices of the images that are used.
+        transform: returns (C, height, width); its draws are from torch, Python and NumPy.
+        seed: seed of the draws.
     """
 
-    transform: Transform
-    seed: int
+    def __init__(self, images: Any, rows: np.ndarray, transform: Transform, seed: int = 0) -> None:
+        self.images, self.rows, self.transform, self.seed = images, rows, transform, seed
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        image, label = self.images[key[1]]
-        with drawing(self.seed, key):
-            return self.transform(image), label
+    def __len__(self) -> int:
+        return len(self.rows)
 
+    def example(self, index: int) -> tuple[Tensor, int]:
+        """Return a transformed image and its label."""
+        image, label = self.images[int(self.rows[index])]
+        return self.transform(image), label
 
-@contextlib.contextmanager
-def drawing(seed: int, key: Key) -> Iterator[None]:
-    """Make the draws within the block a function of seed and key; the global random state is restored after it."""
-    state = int(np.random.SeedSequence([seed, *key]).generate_state(1)[0])
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        random.seed(state)
-        np.random.seed(state)
-        torch.default_generator.manual_seed(state)  # of the CPU only, not of a GPU
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    def collate(self, examples: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return images (B, C, height, width) and labels (B,)."""
+        images, labels = zip(*examples, strict=True)
+        return torch.stack(images), torch.tensor(labels)
 
 
-class SizedImages(Dataset[Any]):
-    """The same images at several sizes, all of one kind; the last entry of a key is the index of the size."""
+class SizedBatches(Batches):
+    """The same images at several sizes, of which each batch has one."""
 
-    def __init__(self, of_sizes: Sequence[Any]) -> None:
-        self.of_sizes = tuple(of_sizes)
-        self.in_batches = isinstance(self.of_sizes[0], WholeBatches)
+    def __init__(self, of_sizes: Sequence[Batches]) -> None:
+        self.of_sizes = of_sizes
+        self.in_memory = of_sizes[0].in_memory
 
     def __len__(self) -> int:
         return len(self.of_sizes[0])
 
-    def __getitem__(self, key: Key) -> Any:
-        return self.of_sizes[key[-1]][key[:-1]]
-
-    def __getitems__(self, keys: Sequence[Key]) -> Any:
-        """Return the images of a batch, which has one size."""
-        images, keys = self.of_sizes[keys[0][-1]], [key[:-1] for key in keys]
-        return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
+    def __getitem__(self, batch: BatchIndices) -> Any:
+        return self.of_sizes[batch.size][batch]
 
 
-@dataclass(eq=False, repr=False)
-class TransformedImages(ImageView):
-    """Transformed images without randomness, for evaluation."""
-
-    transform: Transform
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.images[index if index >= 0 else -1 - index]
-        return self.transform(image), label if index >= 0 else PADDING
-
-
-class TensorImages(WholeBatches):
+class TensorImages(Batches):
     """Images of one size in one tensor (n, C, H, W), on any device; a batch is one indexing operation.
 
     Bytes are normalized batch by batch by looking them up in a table, so the numbers are the same on every device.
-    Keys are indices, or the (epoch, index) of `EpochSampler`.
 
     Args:
-        images: pairs of an image and a label, or `ArrayImages` that have the size.
-        transform: returns bytes (C, H, W), or numbers if there are no `values`; None for images that have the size.
+        pixels: (n, C, H, W), uint8.
+        labels: (n,).
         values: the value of each byte in each channel, (C, 256).
     """
 
-    def __init__(self, images: Any, transform: Transform | None, values: Tensor | None = None) -> None:
-        if transform is None:
-            pixels = torch.from_numpy(np.array(images.pixels))
-            self.tensors = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
-        else:
-            self.tensors = torch.stack([transform(images[index][0]) for index in range(len(images))])
-        self.labels = torch.as_tensor(np.asarray(images.labels), dtype=torch.int64)
-        self.values = values
+    def __init__(self, pixels: Tensor, labels: np.ndarray, values: Tensor) -> None:
+        self.tensors, self.values = pixels, values
+        self.labels = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, keys: Sequence[int | Key]) -> tuple[Tensor, Tensor]:
-        """Return the images (B, C, H, W) and labels (B,) of a whole batch."""
-        indices = self._send(np.array([key[1] if isinstance(key, tuple) else key for key in keys]))
-        padding = indices < 0
-        indices = torch.where(padding, -1 - indices, indices)
-        return self._normalize(self.tensors[indices]), self.labels[indices].masked_fill(padding, PADDING)
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
+        indices = self._send(batch.indices)
+        return self._normalize(self.tensors[indices]), self.labels[indices]
 
     def to(self, device: torch.device) -> Self:
         """Move the images to `device`, in place."""
-        self.tensors, self.labels = self.tensors.to(device), self.labels.to(device)
-        if self.values is not None:
-            self.values = self.values.to(device)
+        self.tensors, self.labels, self.values = (x.to(device) for x in (self.tensors, self.labels, self.values))
         return self
 
     def _send(self, numbers: np.ndarray) -> Tensor:
@@ -213,8 +178,6 @@ class TensorImages(WholeBatches):
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     def _normalize(self, pixels: Tensor) -> Tensor:
-        if self.values is None:
-            return pixels
         channels, count = self.values.shape
         first = torch.arange(channels, device=pixels.device)[:, None, None] * count
         return self.values.flatten()[pixels.int() + first]
@@ -223,38 +186,29 @@ class TensorImages(WholeBatches):
 class ShiftedImages(TensorImages):
     """Random crops with padding and random flips of images in one tensor, without a loop over images.
 
-    The draws for an image are a function of seed and key, whatever batch it is in and whatever the device. They differ
-    from those of `SeededImages`, but have the same distribution. The padding is black, like the border of the images.
+    The draws for an image are a function of seed, epoch, index and repeat, whatever the device. They differ from those
+    of `ImageExamples`, but have the same distribution. The padding is black, like the border of the images.
 
     Args:
-        images: pairs of an image and a label, or `ArrayImages` that have the size.
-        transform: returns bytes (C, H, W); None for images that have the size.
+        pixels: (n, C, H, W), uint8.
+        labels: (n,).
         values: the value of each byte in each channel, (C, 256).
         augmentation: `random_crop_padding` and `hflip`, and nothing else; see `shifts_only`.
         seed: seed of the draws.
     """
 
     def __init__(
-        self, images: Any, transform: Transform | None, values: Tensor, augmentation: Augmentation, seed: int
+        self, pixels: Tensor, labels: np.ndarray, values: Tensor, augmentation: Augmentation, seed: int
     ) -> None:
-        super().__init__(images, transform, values)
-        self.size = self.tensors.shape[-2:]
-        self.padding = augmentation.random_crop_padding
-        self.hflip = augmentation.hflip
+        super().__init__(F.pad(pixels, [augmentation.random_crop_padding] * 4), labels, values)
+        self.size, self.padding, self.hflip = pixels.shape[-2:], augmentation.random_crop_padding, augmentation.hflip
         self.seed = seed
-        self.tensors = F.pad(self.tensors, [self.padding] * 4)
-        self._drawn: dict[tuple[int, int], np.ndarray] = {}  # the last
 
-    def __getitems__(self, keys: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return the images (B, C, H, W) and labels (B,) of a whole batch; its keys are of one epoch."""
-        indices = np.array([key[1] for key in keys])
-        repeats = np.array([key[2] if len(key) > 2 else 0 for key in keys])
-        draws = np.empty((len(keys), 3))
-        for repeat in np.unique(repeats):
-            chosen = repeats == repeat
-            draws[chosen] = self._draw(keys[0][0], int(repeat))[indices[chosen]]
-        offsets = (draws[:, :2] * (2 * self.padding + 1)).astype(np.int64)  # in pixels
-        which, top, left, flipped = self._send(np.stack([indices, *offsets.T, draws[:, 2] < self.hflip]))[..., None]
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
+        numbers, places = draw(batch, self.seed, len(self)), 2 * self.padding + 1
+        offsets = numbers % places, (numbers >> 20) % places  # in pixels
+        flips = (numbers >> 40) % 2**20 < self.hflip * 2**20
+        which, top, left, flipped = self._send(np.stack([batch.indices, *offsets, flips]))[..., None]
         height, width = self.size
         rows = top + torch.arange(height, device=top.device)
         columns = torch.arange(width, device=top.device)
@@ -262,13 +216,6 @@ class ShiftedImages(TensorImages):
         # (B, H, W, C), the indexed axes first
         pixels = self.tensors[which[..., None], :, rows[:, :, None], columns[:, None, :]]
         return self._normalize(pixels.permute(0, 3, 1, 2).contiguous()), self.labels[which[:, 0]]
-
-    def _draw(self, epoch: int, repeat: int) -> np.ndarray:
-        """Return three numbers in [0, 1) per image, a function of seed, epoch and repeat."""
-        if (epoch, repeat) not in self._drawn:
-            numbers = np.random.default_rng([self.seed, epoch, repeat, 1]).random((len(self), 3))
-            self._drawn = {(epoch, repeat): numbers}
-        return self._drawn[epoch, repeat]
 
 
 def shifts_only(augmentation: Augmentation) -> bool:
@@ -283,24 +230,30 @@ Mode = Literal["zoom", "canvas"]
 _PLACE_SEED = 28
 
 
-@dataclass(eq=False, repr=False)
-class CanvasImages(ImageView):
-    """Images (C, h, w) of another data set, each at a random position on a canvas (C, H, W), or cropped to it.
+class CanvasImages(Batches):
+    """Images (C, h, w) of other batches, each at a random position on a canvas (C, H, W), or cropped to it.
 
     The position depends on the index alone. The canvas has the median color of the border of its image, per channel.
-    At the size of the images nothing changes.
 
     Args:
-        images: pairs of a tensor and a label, by index; a negative index is padding (`TransformedImages`).
+        images: batches of images and labels.
         size: (H, W) of the canvas, in pixels.
     """
 
-    size: tuple[int, int]
+    def __init__(self, images: Batches, size: tuple[int, int]) -> None:
+        self.images, self.size, self.in_memory = images, size, images.in_memory
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.images[index]
-        random = torch.Generator().manual_seed(_PLACE_SEED + abs(index))
-        return place(image, self.size, random), label
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, batch: BatchIndices) -> tuple[Tensor, Tensor]:
+        images, labels = self.images[batch]
+        return torch.stack(
+            [
+                place(image, self.size, torch.Generator().manual_seed(_PLACE_SEED + index))
+                for image, index in zip(images, batch.indices.tolist(), strict=True)
+            ]
+        ), labels
 
 
 def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None = None) -> Tensor:

@@ -21,7 +21,6 @@ from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.hub.config import Preparation, prepare
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.options import AdaptRecipe, Stage
 from graticule.lab.tasks.parts.models import build_backbone, describe_backbone
 from graticule.lab.training.opening import label_names, open_backbone
@@ -101,7 +100,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             augmentation=augmentation,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
-        data.setup()
         if data.info.channels != original.in_chans:
             raise ValueError(
                 f"`model` must take {data.info.channels} channels, as {recipe.dataset} has, got {original.in_chans}."
@@ -214,10 +212,8 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss and the mean cosine of the features of each image."""
-        images, labels = batch
-        loss, cosine = self._distances(model, images)
-        real = labels != PADDING
-        return {"loss": loss[real], self.metric.key: cosine[real]}
+        loss, cosine = self._distances(model, batch[0])
+        return {"loss": loss, self.metric.key: cosine}
 
     def finish(self, run: Run, data: DataModule) -> None:
         """Complete the certificate with the drift after training, draw the curve, and publish the model."""

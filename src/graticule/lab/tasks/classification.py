@@ -18,7 +18,6 @@ from graticule.backbones.base import Backbone
 from graticule.hub.config import Preparation, prepare
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
 from graticule.lab.data.module import DataModule, build_mixup
-from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.tasks.distillation import Teacher, build_teacher
 from graticule.lab.tasks.options import Recipe
@@ -66,13 +65,13 @@ class Classification(Task[Recipe, "DataModule"]):
             **recipe.data_arguments(),
             size=recipe.img_size,
             augmentation=recipe.augmentation,
+            val_split=recipe.val_split,
             train_share=recipe.train_share,
             share_seed=recipe.share_seed,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
-        data.setup()
         augmentation, small = recipe.augmentation, data.info.size is not None
         recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
         by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
@@ -160,14 +159,13 @@ class Classification(Task[Recipe, "DataModule"]):
         """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
         images, labels = batch
         logits = model(images)
-        real = labels != PADDING
-        loss = F.cross_entropy(logits[real].float(), labels[real], reduction="none")
-        return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
+        loss = F.cross_entropy(logits.float(), labels, reduction="none")
+        return {"loss": loss, self.metric.key: 100 * (logits.argmax(-1) == labels)}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the five most likely classes of an image."""
         recipe = self.recipe
-        info = _images(recipe, described)
+        info = cast("DatasetInfo", self.images(described))
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
         if info.size is not None:  # all images of the data set have this size
             pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
@@ -178,19 +176,6 @@ class Classification(Task[Recipe, "DataModule"]):
         top = [{"class": names[n], "probability": float(shares[n])} for n in likeliest]
         labels = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
         return Prediction(image, labels=labels, entries={"classes.json": [{"image_id": number, "top": top}]})
-
-
-def images_of(run: TrainedRun) -> DatasetInfo:
-    """Return the facts of the images that a run was trained on, with the names of its classes."""
-    class_names(run)
-    return _images(run.recipe(), run.described())
-
-
-def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
-    """Return the facts of images."""
-    names = tuple(described["class_names"])
-    size, mean, std = (described[key] for key in ("size", "mean", "std"))
-    return DatasetInfo(recipe.dataset, names, described["channels"], size, mean, std)
 
 
 def class_names(run: TrainedRun) -> tuple[str, ...]:

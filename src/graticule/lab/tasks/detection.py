@@ -13,7 +13,6 @@ from graticule.backbones.base import Backbone
 from graticule.dense.detector import HEADS
 from graticule.dense.factory import create_detector
 from graticule.lab.data.dense import Target
-from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.options import DetectionRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
@@ -105,11 +104,9 @@ class Detection(DenseTask[DetectionRecipe]):
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Store the detections of each image for the score; returns ones, one per image."""
         images, targets = batch
-        real = [target["image_id"] != PADDING for target in targets]
-        for image, target, boxes, counts in zip(images, targets, model(images), real, strict=True):
-            if counts:
-                self._scores.add(target, boxes, tuple(image.shape[-2:]))
-        return {"images": torch.ones(sum(real), device=images[0].device)}
+        for image, target, boxes in zip(images, targets, model(images), strict=True):
+            self._scores.add(target, boxes, tuple(image.shape[-2:]))
+        return {"images": torch.ones(len(images), device=images[0].device)}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the detections in an image; they are written as COCO results of boxes, and of masks."""

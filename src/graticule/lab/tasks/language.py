@@ -19,8 +19,7 @@ from graticule.backbones.language import (
     list_language_arguments,
     list_language_models,
 )
-from graticule.lab.data.sampling import PADDING
-from graticule.lab.data.text_module import TextModule
+from graticule.lab.data.text_module import PADDING, TextModule
 from graticule.lab.tasks.options import TextRecipe
 from graticule.lab.tasks.parts.models import build_checked, model_arguments
 from graticule.lab.training.cost import inference_cost
@@ -104,7 +103,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
         """Build the text and its tokens."""
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
-        data.setup()
         return data
 
     def describe(self, data: TextModule) -> dict[str, Any]:

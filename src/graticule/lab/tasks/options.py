@@ -123,6 +123,8 @@ class Recipe(TrainingRecipe):
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
     """class token or global average pooling (default: that of the backbone, mostly the class token)"""
+    val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """test on this share of each class's training images, held out, such as 0.2 for a folder without val"""
     train_share: ShareAboveZero | None = None
     """train on only this share of each class, such as 0.5 for a half (default: all)"""
     share_seed: Whole = 0

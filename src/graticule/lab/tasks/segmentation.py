@@ -15,7 +15,6 @@ from graticule.backbones.base import Backbone
 from graticule.dense.factory import create_segmenter
 from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.data.dense import IGNORED
-from graticule.lab.data.sampling import PADDING
 from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseScore, DenseTask, Sides
 from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
@@ -167,13 +166,11 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
         rows = []
         for image, target in zip(*batch, strict=True):
-            if target["image_id"] != PADDING:
-                logits, truth = logits_of(model, image, target["size"], self.recipe), target["classes"]
-                counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
-                rows.append([*counts.flatten(), pixel_losses(logits[None], truth[None]).mean()])
+            logits, truth = logits_of(model, image, target["size"], self.recipe), target["classes"]
+            counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
+            rows.append([*counts.flatten(), pixel_losses(logits[None], truth[None]).mean()])
         names = [*(f"{name}_{n}" for name in _COUNTS for n in range(cast("Any", model).num_classes)), "loss"]
-        columns = [torch.stack(column) for column in zip(*rows, strict=True)] or [torch.zeros(0)] * len(names)
-        return dict(zip(names, columns, strict=True))
+        return dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the class of every pixel of an image, and the share of each class."""

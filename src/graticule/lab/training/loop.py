@@ -130,7 +130,6 @@ def _fit(
         checkpoints.restore(state["best"])
         history.rows = [{**row, "epoch": int(row["epoch"])} for row in state["history"]["rows"]]
         seconds = state["history"]["seconds"]
-        batches.skip(training.batches_done)
 
     def save(score: float | None = None) -> None:
         rows = {"rows": history.rows, "seconds": history.seconds if score is None else 0.0}
@@ -150,7 +149,7 @@ def _fit(
         with loading(loader, held_out), warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"torch\.distributed\.nn\.functional\.all_gather is deprecated")
             for epoch in range(training.epoch, epochs):
-                batches.sampler.set_epoch(epoch)
+                batches.start(epoch, training.batches_done)
                 history.start_epoch(seconds)
                 seconds = 0.0
                 if training.batches_done == 0:

@@ -26,10 +26,10 @@ class Loss(nn.Module):
         self.task = task
         self.model = model
 
-    def forward(self, batch: Any, epoch: int, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of a batch in an epoch, counted from 0, times its weight in a step, and detached."""
+    def forward(self, batch: Any, epoch: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch in an epoch, counted from 0, divided by the parts of a step, and detached."""
         loss = self.task.loss(self.model, batch, epoch)
-        return loss if weight == 1 else loss * weight, loss.detach()
+        return loss if parts == 1 else loss / parts, loss.detach()
 
 
 class Training:
@@ -106,9 +106,9 @@ class Training:
 
     def _backward(self, batch: Any, number: int) -> Any:
         """Add the gradient of a micro-batch; returns its loss."""
-        weighted, loss = self._loss(batch, self.epoch, self.batches.weight(number) / self.recipe.accumulate)
+        share, loss = self._loss(batch, self.epoch, self.recipe.accumulate)
         self._check_finite(loss, number)
-        self.fabric.backward(weighted)
+        self.fabric.backward(share)
         return loss
 
     def _seed(self, number: int) -> None:

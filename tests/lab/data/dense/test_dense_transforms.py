@@ -19,7 +19,6 @@ from graticule.lab.data.dense_transforms import (
     pad,
     resize_example,
 )
-from graticule.lab.data.sampling import GroupSampler
 from graticule.lab.data.sets.scenes import SIZE, scenes
 
 #: Rectangles (left, top, right, bottom) in an image of 24 x 40.
@@ -214,7 +213,6 @@ def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
         ({"scale": (2.0, 0.5)}, "`augmentation.scale` must be a range"),
         ({"hflip": 1.5}, "`augmentation.hflip`"),
         ({"crop_majority": 0.5}, "`augmentation.crop_majority` must be left out without"),
-        ({"log_scale": True}, "`augmentation.log_scale` must be left out without"),
     ],
 )
 def test_an_invalid_augmentation_is_refused(options, message):
@@ -232,13 +230,3 @@ def test_a_scene_is_a_function_of_its_index_and_its_target_has_the_visible_pixel
     classes = sum((label + 1) * mask.int() for label, mask in zip(target["labels"], target["masks"], strict=True))
     assert torch.equal(torch.as_tensor(target["classes"]).int(), torch.as_tensor(classes).int())
     assert info.pixel_names[0] == "background" and len(info.class_names) == 10
-
-
-def test_batches_by_shape_have_each_image_once_and_one_shape_but_the_last_ones():
-    wide = np.random.RandomState(0).rand(103) < 0.7
-    sampler = GroupSampler(wide.astype(int), 8, seed=1)
-    order = sampler.indices(2)
-    assert sorted(order) == list(range(103))
-    batches = [wide[order[n : n + 8]] for n in range(0, 96, 8)]
-    assert sum(len(set(batch)) > 1 for batch in batches) <= 1
-    assert not np.array_equal(order, sampler.indices(3)) and np.array_equal(order, sampler.indices(2))

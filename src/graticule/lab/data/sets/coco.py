@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -13,11 +14,11 @@ from torch import Tensor
 from torchvision import tv_tensors
 from typing_extensions import TypedDict
 
-from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target, inside, read_image
-from graticule.lab.data.images import MOST_CLASSES, Split
+from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target, read_image
+from graticule.lab.data.images import Split
 from graticule.lab.data.registry import register_dataset
 from graticule.registry.checks import printable
-from graticule.registry.fields import Count, Finite, Whole, check_value
+from graticule.registry.fields import Count, Finite, check_value
 from graticule.system.files import read_json
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,6 @@ log = logging.getLogger(__name__)
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train2017", "train"), "test": ("val2017", "val")}
 #: Largest annotation file in bytes; that of COCO's training images has 450 MB.
 _LARGEST = 2 << 30
-#: Longest edges of the polygons of an object, for which pycocotools takes 80 bytes per pixel, and largest distance.
-_LONGEST = 2_000_000
-
 
 Pixels = Annotated[float, Field(strict=True, gt=-1e9, lt=1e9)]
 Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -53,12 +51,7 @@ class _Annotation(TypedDict):
     id: NotRequired[Any]
     area: NotRequired[Finite]
     iscrowd: NotRequired[Literal[0, 1]]
-    segmentation: NotRequired[Any]  # a list of polygons or `_Runs`, checked when it is decoded
-
-
-class _Runs(TypedDict):
-    size: tuple[Whole, Whole]
-    counts: str | list[Whole]
+    segmentation: NotRequired[Any]  # polygons or run lengths, checked when they are decoded
 
 
 class _File(TypedDict):
@@ -83,17 +76,17 @@ class CocoImages(DenseImages):
         values: _File = check_value(_File, read_json(file, _LARGEST), f"{file} must be annotations of COCO's format")
         self.file = file
         names = {entry["id"]: entry["name"] for entry in values["categories"]}
-        if not 1 <= len(names) <= MOST_CLASSES or len(names) < len(values["categories"]):
-            raise ValueError(f"{file} must have 1 to {MOST_CLASSES:,} categories with different ids, got {len(names)}.")
-        if len(set(names.values())) < len(names):
-            raise ValueError(f"{file} must have categories of different names, got {len(names)} of fewer names.")
+        images = {entry["id"]: entry for entry in values["images"]}
+        counts = len(values["images"]), len(values["categories"])
+        if not 0 < counts[0] == len(images) or not 0 < counts[1] == len({*names.values()}):
+            raise ValueError(
+                f"{file} must have images of different ids and categories of different names, got {counts[0]} images "
+                f"with {len(images)} ids and {counts[1]} categories with {len({*names.values()})} names."
+            )
         self.category_ids = tuple(sorted(names))
         self.class_names = tuple(names[number] for number in self.category_ids)
-        images = {entry["id"]: entry for entry in values["images"]}
-        if not images or len(images) < len(values["images"]):
-            raise ValueError(f"{file} must have images with different ids, got {len(values['images'])}.")
         self.ids = sorted(images)
-        self.files = [inside(folder, images[number]["file_name"]) for number in self.ids]
+        self.files = [folder / images[number]["file_name"] for number in self.ids]
         self.sizes = np.array([[images[number]["height"], images[number]["width"]] for number in self.ids])
         if missing := [path for path in self.files if not path.is_file()]:
             raise FileNotFoundError(
@@ -146,76 +139,47 @@ class CocoImages(DenseImages):
         """Return the path of an image."""
         return self.files[index]
 
+    def files_of(self, index: int) -> tuple[Path]:
+        """Return the path of an image."""
+        return (self.files[index],)
+
     def example(self, index: int) -> tuple[Tensor, Target]:
         """Return an image and its objects."""
         assert self.sizes is not None
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
-        image = read_image(self.files[index], size)
         objects = self._objects[self.ids[index]]
-        boxes = np.array([entry["box"] for entry in objects]).reshape(-1, 4)
-        target = boxes_target(boxes, np.array([entry["label"] for entry in objects]), size, self.ids[index])
+        boxes, labels = (np.array([entry[key] for entry in objects]) for key in ("box", "label"))
+        target = boxes_target(boxes, labels, size, self.ids[index])
         target["iscrowd"] = torch.tensor([entry["iscrowd"] for entry in objects], dtype=torch.bool)
         target["area"] = torch.tensor([entry["area"] for entry in objects], dtype=torch.float64)
         if "masks" in (self.truth if self.wanted is None else self.wanted):
-            masks = np.zeros((len(objects), *size), np.uint8)
-            for n, entry in enumerate(objects):
-                masks[n] = decoded_mask(entry["segmentation"], size, f"annotation {entry['id']}")
-            target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
-        return image, target
+            masks = [decoded_mask(entry["segmentation"], size, f"annotation {entry['id']}") for entry in objects]
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(np.array(masks, np.uint8).reshape(-1, *size)))
+        return read_image(self.files[index], size), target
 
 
-def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.ndarray:
+def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.ndarray:
     """Return the mask (height, width), of 0 and 1, from polygons or from run lengths, compressed or not."""
-    height, width = size
-    if isinstance(segmentation, list):
-        polygons: list[list[float]] = check_value(list[list[Pixels]], segmentation, f"the polygons of {named}")
-        if not polygons or not all(len(polygon) >= 6 and not len(polygon) % 2 for polygon in polygons):
-            raise ValueError(f"the polygons of {named} must be lists of at least 3 points, x and y")
-        points = [np.array(polygon).reshape(-1, 2) for polygon in polygons]
-        edges = sum(abs(np.diff(corners, axis=0, append=corners[:1])).max(1).sum() for corners in points)
-        if max(edges, *(abs(corners).max() for corners in points)) > _LONGEST:  # pycocotools does not check it
-            raise ValueError(
-                f"the polygons of {named} must lie within {_LONGEST:,} pixels and have edges of as many at most"
-            )
-        from pycocotools import mask as coco_mask
+    from pycocotools import mask as coco_mask
 
-        counts = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))["counts"].decode("ascii")
-        runs = _run_lengths(counts, named)
-    elif isinstance(segmentation, dict):
-        encoded: _Runs = check_value(_Runs, segmentation, f"the run lengths of {named} are damaged")
-        if encoded["size"] != size:
-            raise ValueError(f"the mask of {named} has the size {encoded['size']}, and its image {size}")
-        counts = encoded["counts"]
-        runs = _run_lengths(counts, named) if isinstance(counts, str) else counts
-    else:
-        raise ValueError(f"the mask of {named} must be polygons or run lengths, got {type(segmentation).__name__}")
-    if sum(runs) != height * width:
-        raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
-    values = (np.arange(len(runs)) % 2).astype(np.uint8)  # alternating zeros and ones, zeros first
-    return np.repeat(values, runs).reshape(width, height).T  # in column-major order
-
-
-def _run_lengths(counts: str, named: str) -> list[int]:
-    """Read COCO's compressed run lengths: five bits per character; from the fourth run on, differences.
-
-    The decoder of pycocotools does not check them, and would write beyond the end of a mask.
-    """
-    runs: list[int] = []
-    value = shift = 0
-    for character in counts:
-        code = ord(character) - 48
-        if not 0 <= code < 64 or shift > 35:
-            raise ValueError(f"the run lengths of {named} are damaged")
-        value |= (code & 31) << shift
-        shift += 5
-        if not code & 32:
-            if code & 16:
-                value |= -1 << shift
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-    if shift or any(run < 0 for run in runs):
-        raise ValueError(f"the run lengths of {named} are damaged")
-    return runs
+    try:
+        if isinstance(segmentation, list):
+            polygons = [np.array(polygon, dtype=np.float64).reshape(-1, 2) for polygon in segmentation]
+            if not all(len(polygon) > 2 and (abs(polygon) < 100 * max(size)).all() for polygon in polygons):
+                raise ValueError("a polygon must have at least 3 points, at most 100 sides of the image away")
+            flat: Any = [polygon.ravel().tolist() for polygon in polygons]
+            runs = coco_mask.merge(coco_mask.frPyObjects(flat, *size))
+        elif tuple(segmentation["size"]) != size:
+            raise ValueError(f"it has the size {segmentation['size']}, and its image {list(size)}")
+        else:
+            compressed = isinstance(segmentation["counts"], str)
+            runs = segmentation if compressed else coco_mask.frPyObjects(segmentation, *size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)  # of pycocotools 2.0.11
+            mask: np.ndarray = coco_mask.decode(runs)
+    except Exception as error:  # pycocotools raises almost anything
+        raise ValueError(f"the mask of {named} is damaged: {error}") from None
+    return mask
 
 
 @register_dataset("coco")

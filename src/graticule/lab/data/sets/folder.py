@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.lab.data.images import LARGEST, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.system.files import check_plain, read_bytes, read_utf8
+from graticule.system.files import read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
-
-
-def is_image(name: str) -> bool:
-    """Return whether a file of this name is an image."""
-    return name.lower().endswith(IMG_EXTENSIONS)
 
 
 class FolderImages(EncodedImages):
@@ -37,12 +31,16 @@ class FolderImages(EncodedImages):
         """Return the path of a file."""
         return self.files[index][0]
 
+    def files_of(self, index: int) -> tuple[Path]:
+        """Return the path of a file."""
+        return (self.files[index][0],)
+
 
 @register_dataset("unlabeled_folder")
 def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
     """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out."""
     root = existing_folder(root, "of images")
-    files = files_below(root, is_image)
+    files = images_below(root)
     if len(files) < 2:
         raise ValueError(f"`data_root` must have two images or more, got {len(files)} in {root}.")
     chosen = [(path, 0) for index, path in enumerate(files) if (index % 10 == 0) == (split == "test")]
@@ -50,7 +48,7 @@ def unlabeled_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dat
 
 
 def existing_folder(root: Path | None, content: str) -> Path:
-    """Return the folder of a data set, which must exist; `what` describes it in the error."""
+    """Return the folder of a data set, which must exist; `content` describes it in the error."""
     if root is None or not root.is_dir():
         missing = "none; a folder that is named as a data set is written ./NAME"
         wrong = f"{str(root)!r}, which {'is not a folder' if root.exists() else 'does not exist'}" if root else missing
@@ -58,24 +56,38 @@ def existing_folder(root: Path | None, content: str) -> Path:
     return root
 
 
-def folder_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
-    """Find the names of the classes, and (file, label) of every image of both splits."""
-    classes_of = {split: _classes(root, split) for split in SPLITS}
-    check_same_classes(classes_of["train"], classes_of["test"], root)
-    names = tuple(sorted(classes_of["train"]))
-    return names, {
-        split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
-        for split, classes in classes_of.items()
-    }
-
-
-def check_same_classes(train: Iterable[str], test: Iterable[str], root: Path) -> None:
-    """Check that both splits have the same classes, in any order."""
-    if differing := sorted({*train} ^ {*test}):
-        listed = ", ".join(differing[:5]) + ", ..." * (len(differing) > 5)
+def folder_files(root: Path, split: Split) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+    """Find the names of the classes, and (file, label) of every image of a split."""
+    folder = split_folder(root, split)
+    names = classes_of(folder)
+    if len(names) < 2:
+        raise ValueError(f"`data_root` must have two classes or more, got {len(names)} in {folder}.")
+    files = {name: images_below(folder / name) for name in names}
+    if empty := [str(folder / name) for name in names if not files[name]]:
         raise ValueError(
-            f"`data_root` must have the same classes in training and evaluation; in one only: {listed} ({root})."
+            f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
+            f"{', '.join(empty[:3])}."
         )
+    return names, [(path, label) for label, name in enumerate(names) for path in files[name]]
+
+
+def split_folder(root: Path, split: Split) -> Path:
+    """Return the folder of a split."""
+    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        hint = "" if split == "train" else "; `val_split` 0.2 holds a fifth of train out"
+        if split == "train" and len(classes_of(root)) > 1:
+            move = f"pass {root.parent}" if root.name == "train" else f"move them to {root / 'train'}"
+            hint = f"; if its folders are the classes, {move}"
+        raise FileNotFoundError(
+            f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none{hint}."
+        )
+    return folder
+
+
+def classes_of(folder: Path) -> tuple[str, ...]:
+    """Return the names of the folders of classes in a folder."""
+    return tuple(sorted(path.name for path in folder.glob("[!.]*") if path.is_dir()))
 
 
 def read_class_names(path: Path, most: int) -> tuple[str, ...]:
@@ -86,66 +98,18 @@ def read_class_names(path: Path, most: int) -> tuple[str, ...]:
     return names
 
 
-def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
-    """Find the images of every class of a split."""
-    folder = split_folder(root, split)
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    classes = sorted(entry.name for entry in entries if entry.is_dir() or _leads_nowhere(entry))
-    if len(classes) < 2:
-        raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
-    for name in classes:
-        check_link(folder / name)
-    images_of = {name: files_below(folder / name, is_image) for name in classes}
-    if empty := [name for name, images in images_of.items() if not images]:
-        raise ValueError(
-            f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
-            f"{', '.join(str(folder / name) for name in empty[:3])}."
-        )
-    return images_of
-
-
-def split_folder(root: Path, split: Split) -> Path:
-    """Return the folder of a split."""
-    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(
-            f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none."
-        )
-    return folder
-
-
-def files_below(folder: Path, accepts: Callable[[str], bool]) -> list[Path]:
-    """Find the regular files at any depth below `folder` whose names are `wanted`; links are followed.
-
-    Raises:
-        ValueError: for a link that leads nowhere or to a folder that contains it, or a file that is not regular, such
-            as a pipe.
-    """
+def images_below(folder: Path) -> list[Path]:
+    """Find the images at any depth below `folder`, in the order of their paths; links are followed."""
     paths: list[Path] = []
-    left: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]  # with the folders from which a link was followed
-    while left:
-        place, origins = left.pop()
-        with os.scandir(place) as entries:
-            for entry in entries:
-                path, link = Path(entry.path), entry.is_symlink()
-                if path.is_dir() if link else entry.is_dir():
-                    above = (*origins, os.path.realpath(place)) if link else origins
-                    if link and any(Path(origin).is_relative_to(os.path.realpath(path)) for origin in above):
-                        raise ValueError(f"{path} must not be a link to a folder that contains it.")
-                    left.append((path, above))
-                elif accepts(entry.name):
-                    if not entry.is_file(follow_symlinks=False):
-                        check_link(path)
-                        check_plain(path)
-                    paths.append(path)
+    places: set[str] = set()
+    for place, _, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in places:
+            raise ValueError(f"{place} must not be a link to a folder that is read already, got one to {real}.")
+        places.add(real)
+        paths += [Path(place, name) for name in names if is_image(name)]
     return sorted(paths)
 
 
-def check_link(path: Path) -> None:
-    """Check that `path`, if it is a link, leads to something."""
-    if _leads_nowhere(path):
-        raise ValueError(f"{path} must be a file or a folder, got a link that leads nowhere, to {os.readlink(path)}.")
-
-
-def _leads_nowhere(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is an image."""
+    return name.lower().endswith(IMG_EXTENSIONS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.folder import SPLITS, existing_folder, files_below
+from graticule.lab.data.sets.folder import SPLITS, existing_folder
 from graticule.registry.checks import install
 
 
@@ -46,78 +44,53 @@ class TableImages(EncodedImages):
 
 
 @register_dataset("hugging_face")
-def hugging_face(split: Split, root: Path | None) -> tuple[TableImages, DatasetInfo]:
+def hugging_face(split: Split, root: Path | None, name: str = "") -> tuple[TableImages, DatasetInfo]:
     """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` wrote to `root`.
 
-    The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
-    runs.
+    The data set hfds/NAME, timm's name, is NAME on the Hugging Face Hub; its files are kept in `root` or the cache. The
+    images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set runs.
     """
-    root = existing_folder(root, "of DatasetDict.save_to_disk")
-    files_below(root, lambda name: True)  # checks that all files are regular before one is opened
+    place = Path(name) if name else existing_folder(root, "of DatasetDict.save_to_disk")
     try:
         import datasets
     except ImportError:
         raise ImportError(f"`dataset` hugging_face needs the library datasets: {install('datasets')}.") from None
-    with _undamaged(root):
-        tables: Any = datasets.load_from_disk(str(root))
-    if not isinstance(tables, datasets.DatasetDict):
-        raise ValueError(f"`data_root` must have splits, of DatasetDict.save_to_disk, got one table in {root}.")
-    parts = {part: next((name for name in names if name in tables), "") for part, names in SPLITS.items()}
-    if missing := [part for part, name in parts.items() if not name]:
-        expected = " or ".join(SPLITS[missing[0]])
-        raise ValueError(f"`data_root` must have a split {expected}, got {', '.join(tables)} in {root}.")
-    names, others = (_names(tables[name], datasets.ClassLabel, root / name) for name in parts.values())
-    if names != others:
-        raise ValueError(
-            f"`data_root` must have the same classes in both splits, got {names[:5]} and {others[:5]} in {root}."
-        )
-    rows, folder = tables[parts[split]], root / parts[split]
-    image, label = (_column(rows, kind, folder) for kind in (datasets.Image, datasets.ClassLabel))
-    with _undamaged(root):
-        rows.data.validate(full=True)  # Arrow would read beyond a damaged file
-        labels = np.asarray(rows[label][:])
-        stored = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
-    if not len(labels):
-        raise ValueError(f"{folder} must have rows, got none.")
-    if labels.dtype == object:
-        raise ValueError(f"`data_root` must have a label for every row, got one without in {folder}.")
-    if len(outside := np.flatnonzero((labels < 0) | (labels >= len(names)))):
-        raise ValueError(
-            f"{folder} must have labels from 0 to {len(names) - 1}, got {labels[outside[0]]} in row {outside[0]}."
-        )
-    return TableImages(stored, labels, folder, skip_broken=split == "train"), DatasetInfo("hugging_face", names)
-
-
-@contextlib.contextmanager
-def _undamaged(root: Path) -> Iterator[None]:
-    """Report an error of reading the files of a data set; damaged ones can raise almost anything."""
     try:
-        yield
-    except Exception as error:
+        tables: Any = (
+            datasets.load_dataset(name, cache_dir=None if root is None else str(root))
+            if name
+            else datasets.load_from_disk(str(place))
+        )
+        part = next((part for part in SPLITS[split] if part in tables), None)
+        rows = tables[part] if part and isinstance(tables, datasets.DatasetDict) else None
+        if rows is not None:
+            rows.data.validate(full=True)  # Arrow would read beyond a damaged file
+    except Exception as error:  # damaged files raise almost anything
         message = str(error).strip().partition("\n")[0]
+        rule = "`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged"
+        if name:
+            rule = "`dataset` must be hfds/NAME of a data set on the Hugging Face Hub that can be reached"
+        raise ValueError(f"{rule}, got {place} ({type(error).__name__}: {message}).") from None
+    if rows is None:
         raise ValueError(
-            f"`data_root` must be a folder of DatasetDict.save_to_disk, whole and undamaged, got {root} "
-            f"({type(error).__name__}: {message})."
-        ) from None
-
-
-def _column(rows: Any, kind: type, folder: Path) -> str:
-    """Return the name of the first column of a kind."""
-    name: str | None = next((name for name, feature in rows.features.items() if isinstance(feature, kind)), None)
-    if name is None:
-        listed = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
-        raise ValueError(
-            f"`data_root` must have a column of kind Image and one of ClassLabel, got {listed} in {folder}."
+            f"`data_root` must have a split {' or '.join(SPLITS[split])}, got {place} "
+            f"with {', '.join(tables) if isinstance(tables, datasets.DatasetDict) else 'one table'}."
         )
-    return name
-
-
-def _names(rows: Any, kind: type, folder: Path) -> tuple[str, ...]:
-    """Return the names of the classes."""
-    names = rows.features[_column(rows, kind, folder)].names
-    if not 2 <= len({name for name in names if isinstance(name, str)}) == len(names) <= MOST_CLASSES:
+    columns = [*rows.features.items()]
+    image = next((key for key, kind in columns if isinstance(kind, datasets.Image)), None)
+    label = next((key for key, kind in columns if isinstance(kind, datasets.ClassLabel)), None)
+    if image is None or label is None:
+        listed = ", ".join(f"{key} ({type(kind).__name__})" for key, kind in columns)
+        raise ValueError(f"`data_root` must have a column of Image and one of ClassLabel, got {listed} in {place}.")
+    names, labels = tuple(map(str, rows.features[label].names)), np.array(rows[label][:], dtype=object)
+    if not 2 <= len({*names}) == len(names) <= MOST_CLASSES:
         raise ValueError(
-            f"`data_root` must have two classes or more, {MOST_CLASSES:,} at most, with different names, got "
-            f"{len(names)} in {folder}."
+            f"`data_root` must have 2 to {MOST_CLASSES:,} classes with different names, got {len(names)} in {place}."
         )
-    return tuple(names)
+    wrong = [(row, value) for row, value in enumerate(labels) if value is None or not 0 <= value < len(names)]
+    if wrong or not len(labels):
+        row, value = wrong[0] if wrong else ("any row", "none")
+        raise ValueError(f"{place} must have a label below {len(names)} in every row, got {value} in row {row}.")
+    stored = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
+    info = DatasetInfo("hugging_face", names)
+    return TableImages(stored, labels.astype(np.int64), place / str(part), skip_broken=split == "train"), info

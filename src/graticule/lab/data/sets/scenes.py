@@ -30,9 +30,8 @@ _OVERLAP = 0.25
 _INK = 0.5
 
 INFO = DenseInfo(
-    name="scenes",
-    class_names=tuple("0123456789"),
-    channels=3,
+    "scenes",
+    tuple("0123456789"),
     size=SIZE,
     mean=(0.3, 0.3, 0.3),
     std=(0.25, 0.25, 0.25),
@@ -171,15 +170,11 @@ def _share(box: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> 
 class Sides:
     """Two halves, composed independently; the class of a digit is its half, left or right.
 
-    Scene 2n + 1 has the halves of scene 2n exchanged, so every half occurs once on each side, and nothing within a
-    half tells its side. A model that is equivariant under permutations of the patches, such as a ViT without position
-    that decodes each patch separately, gives a digit the same class in both scenes, so one of the two is wrong: at most
-    half of the pixels of digits are right. If a share a of the left ones is right, and b of the right ones, a + b <= 1,
-    the intersection over union of the two classes is at most a / (1 + a) and b / (1 + b), each 1/3 at a = b = 1/2.
-    With the background at most 1, the mean of the three is at most 5/9 = 55.6 %.
-
-    This needs halves of whole patches. Logits per patch may be interpolated to pixels: with patches of up to twice the
-    margin, no pixel of a digit depends on a logit of the other half.
+    Scene 2n + 1 has the halves of scene 2n exchanged, so nothing within a half tells its side. A model that is
+    equivariant under permutations of the patches gives a digit the same class in both scenes, so at most half of the
+    pixels of digits are right. If a share a of the left ones is right, and b of the right ones, a + b <= 1, and the
+    intersections over union are at most a / (1 + a) and b / (1 + b): with the background, their mean is at most 5/9.
+    With patches of up to twice the margin, no pixel of a digit depends on a logit of the other half.
 
     half: the composition of a half.
     stream: separates the draws of the two splits.

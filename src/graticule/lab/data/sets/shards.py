@@ -13,44 +13,44 @@ import numpy as np
 
 from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets import folder
+from graticule.lab.data.sets.folder import (
+    SPLITS,
+    FolderImages,
+    existing_folder,
+    folder_files,
+    is_image,
+    read_class_names,
+)
 from graticule.system.files import check_plain
 
-#: What is kept of an image, beside its name: 1.3 million of the objects of `tarfile` would take gigabytes.
-_ROW = np.dtype([("shard", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name_end", "i8")])
 #: The .tar files of a split, each with its size and its time of modification.
 Shards = tuple[tuple[Path, int, int], ...]
+#: The images of a split in arrays (n,): the index of the .tar file, offset and size in bytes, label, and name.
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class ShardImages(EncodedImages):
-    """Images in uncompressed .tar files, which each read opens; `rows` (n,), and the joined `names` of all images."""
+    """Images in uncompressed .tar files, which each read opens."""
 
-    def __init__(self, shards: Shards, rows: np.ndarray, names: bytes, skip_broken: bool) -> None:
-        super().__init__(rows["label"].copy(), skip_broken)
-        self.shards, self.rows, self.names = shards, rows, names
+    def __init__(self, shards: Shards, rows: Rows, skip_broken: bool) -> None:
+        self.shards, (self.shard, self.offset, self.size, labels, self.names) = shards, rows
+        super().__init__(labels, skip_broken)
 
     def read(self, index: int) -> bytes:
         """Return the bytes of an image."""
-        offset, size = self.rows["offset"][index], int(self.rows["size"][index])
-        if size > LARGEST:
+        if (size := int(self.size[index])) > LARGEST:
             raise ValueError(f"{self.place(index)} must have at most {LARGEST:,} bytes, got {size:,}.")
         with self.files_of(index)[0].open("rb") as file:
-            file.seek(offset)
-            content = file.read(size)
-        if len(content) < size:
-            raise ValueError(
-                f"{self.place(index)} must have {size:,} bytes, got {len(content):,}: the file was cut off."
-            )
-        return content
+            file.seek(self.offset[index])
+            return file.read(size)
 
     def place(self, index: int) -> Path:
         """Return the path of the .tar file, followed by the name of the image in it."""
-        start, end = self.rows["name_end"][index - 1] if index else 0, self.rows["name_end"][index]
-        return Path(f"{self.files_of(index)[0]}/{self.names[start:end].decode('utf-8', 'surrogateescape')}")
+        return Path(f"{self.files_of(index)[0]}/{self.names[index].decode('utf-8', 'surrogateescape')}")
 
     def files_of(self, index: int) -> tuple[Path]:
         """Return the path of the .tar file."""
-        return (self.shards[self.rows["shard"][index]][0],)
+        return (self.shards[self.shard[index]][0],)
 
 
 @register_dataset("image_folder")
@@ -61,66 +61,53 @@ def image_folder(split: Split, root: Path | None) -> tuple[EncodedImages, Datase
     CLASS/NAME.jpg, or in a file CLASS.tar without folders; or those of a WebDataset, with labels from 0 in KEY.cls or
     as "label" in KEY.json. Its classes are called "0", "1" and so on, or as the lines of `root`/classes.txt.
     """
-    root = folder.existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with .tar files of images")
-    training = split == "train"
-    train, test = (_find_shards(root, part) for part in folder.SPLITS)
-    if not (train or test):
-        names, files = folder.folder_files(root)
-        return folder.FolderImages(files[split], training), DatasetInfo("image_folder", names)
-    if not (train and test):
-        raise ValueError(f"`data_root` must have .tar files of both splits or of none, got those of one in {root}.")
-    names, tables = _read_shards(train, test)
-    present = [[names[label] for label in np.unique(rows["label"])] for rows, _ in tables]
-    folder.check_same_classes(present[0], present[1], root)
+    root = existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with .tar files of images")
+    if not (shards := _find_shards(root, split)):
+        names, files = folder_files(root, split)
+        return FolderImages(files, split == "train"), DatasetInfo("image_folder", names)
+    names, rows = _read_shards(shards)
     if names == tuple(map(str, range(len(names)))) and (listed := root / "classes.txt").exists():
-        names, count = folder.read_class_names(listed, MOST_CLASSES), len(names)
+        names, count = read_class_names(listed, MOST_CLASSES), len(names)
         if len(names) != count:
             raise ValueError(f"{listed} must have a line for each of {count} classes, got {len(names)} lines.")
-    return ShardImages((test, train)[training], *tables[not training], training), DatasetInfo("image_folder", names)
+    return ShardImages(shards, rows, split == "train"), DatasetInfo("image_folder", names)
 
 
 def _find_shards(root: Path, split: Split) -> Shards:
     """Find the .tar files of a split; none if it has folders of classes."""
-    for name in folder.SPLITS[split]:
+    for name in SPLITS[split]:
         inside = sorted((root / name).glob("[!.]*")) if (root / name).is_dir() else []
         if any(path.is_dir() for path in inside):
             return ()
         paths = [path for path in inside if path.suffix == ".tar"]
         beside = (path for path in root.glob("[!.]*") if re.fullmatch(rf"(.+-)?{name}(-.+)?\.tar", path.name))
         if paths := paths or sorted(beside):
-            for path in paths:
-                folder.check_link(path)
             return tuple((path, check_plain(path), path.stat().st_mtime_ns) for path in paths)
     return ()
 
 
-@lru_cache(maxsize=1)
-def _read_shards(*splits: Shards) -> tuple[tuple[str, ...], list[tuple[np.ndarray, bytes]]]:
-    """Return the names of the classes, and the images of each split by class and name; once per process."""
-    images: list[list[tuple[str | int, str, int, int, int]]] = [[] for _ in splits]  # class, name, shard, offset, size
-    for shards, members in zip(splits, images, strict=True):
-        for number, (path, length, _) in enumerate(shards):
-            parts, classes = _read_shard(path, length)
-            members += [(classes[name], name, number, *part) for name, part in parts.items()]
-    present = {image[0] for members in images for image in members}
-    numbered = {isinstance(name, int) for name in present}
-    first = splits[0][0][0]
-    if len(numbered) > 1:
-        raise ValueError(f"`data_root` must have labels in all .tar files, or folders in all, got both, as in {first}.")
-    names: list[Any] = sorted(present)
-    if len(names) < 2 or (True in numbered and names[-1] != len(names) - 1):
+@lru_cache(maxsize=2)
+def _read_shards(shards: Shards) -> tuple[tuple[str, ...], Rows]:
+    """Return the names of the classes, and the images by class and name; once per process."""
+    images: list[tuple[Any, str, int, int, int]] = []  # class, name, shard, offset, size
+    for number, (path, length, _) in enumerate(shards):
+        parts, classes = _read_shard(path, length)
+        images += [(classes[name], name, number, *part) for name, part in parts.items()]
+    if len(kinds := {type(image[0]) for image in images}) > 1:
+        raise ValueError(
+            f"`data_root` must have labels in all .tar files, or folders in all, got both, as in {shards[0][0]}."
+        )
+    names: list[Any] = sorted({image[0] for image in images})
+    if len(names) < 2 or (int in kinds and names[-1] != len(names) - 1):
         listed = ", ".join(map(str, names[:5])) + ", ..." * (len(names) > 5) or "none"
-        rule = "images of every class from 0 on" if True in numbered else "two classes or more"
-        raise ValueError(f"`data_root` must have {rule}, got {listed} in .tar files such as {first}.")
-    labels, tables = {name: label for label, name in enumerate(names)}, []
-    for members in images:
-        members.sort(key=lambda image: (image[0], image[1].replace("/", "\0")))  # the order of paths
-        rows, joined = np.zeros(len(members), _ROW), bytearray()
-        for index, (group, name, *place) in enumerate(members):
-            joined += name.encode("utf-8", "surrogateescape")
-            rows[index] = (*place, labels[group], len(joined))
-        tables.append((rows, bytes(joined)))
-    return tuple(map(str, names)), tables
+        rule = "images of every class from 0 on" if int in kinds else "two classes or more"
+        raise ValueError(f"`data_root` must have {rule}, got {listed} in .tar files such as {shards[0][0]}.")
+    images.sort(key=lambda image: (image[0], image[1].replace("/", "\0")))  # the order of paths
+    labels = {name: label for label, name in enumerate(names)}
+    groups, files, *place = zip(*images, strict=True)
+    shard, offset, size = map(np.array, place)
+    encoded = np.array([file.encode("utf-8", "surrogateescape") for file in files])
+    return tuple(map(str, names)), (shard, offset, size, np.array([labels[group] for group in groups]), encoded)
 
 
 def _read_shard(path: Path, length: int) -> tuple[dict[str, tuple[int, int]], dict[str, str | int]]:
@@ -135,9 +122,9 @@ def _read_shard(path: Path, length: int) -> tuple[dict[str, tuple[int, int]], di
                 name, part = member.name, (member.offset_data, member.size)
                 if member.size < 0 or sum(part) > length:
                     raise tarfile.ReadError(f"{name!r} goes beyond its end")
-                if folder.is_image(name) and (not member.isreg() or member.issparse()):
+                if is_image(name) and (not member.isreg() or member.issparse()):
                     raise tarfile.ReadError(f"{name!r} is a link, or no plain file")
-                if folder.is_image(name):
+                if is_image(name):
                     images[name] = part
                 elif name.endswith((".cls", ".json")) and member.isreg():
                     file.seek(part[0])

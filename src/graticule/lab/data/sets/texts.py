@@ -16,8 +16,6 @@ Corpus = dict[Split, list[str]]
 _PYDOC_SALT = "922/"
 #: The held-out share of topics, by the hash of their names, and of a file.
 _HELD_OUT = 0.1
-#: Paragraphs of fewer characters may be in both splits, such as a heading, or "See also:".
-_LONG_PARAGRAPH = 60
 #: Largest text file in bytes: all text is kept in memory.
 _LARGEST = 1 << 32
 
@@ -29,11 +27,7 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
     """
     known_name("dataset", name, TEXTS)
-    if name == "pydoc":
-        return _pydoc()
-    if root is None:
-        raise FileNotFoundError("`data_root` must be a text file for the dataset text_file, got none.")
-    return _text_file(Path(root))
+    return _pydoc() if name == "pydoc" else _text_file(None if root is None else Path(root))
 
 
 #: The texts by name.
@@ -49,8 +43,7 @@ def _pydoc() -> Corpus:
     """Load the topics of Python's `help()`: 79 with 0.47 MB in Python 3.11, of which 10 are held out.
 
     The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
-    decides. Several topics are parts of others ("for" of "compound"). A held-out paragraph that is in a training topic,
-    too, is removed from that; Python 3.11 to 3.13 have none.
+    decides.
     """
     try:
         from pydoc_data.topics import topics
@@ -68,26 +61,17 @@ def _pydoc() -> Corpus:
             "`dataset` pydoc must have topics to train on and topics held out: this installation of Python has "
             f"{sum(map(len, corpus.values()))} of about 79; use another, or text_file."
         )
-    held_out = {_key(paragraph) for text in corpus["test"] for paragraph in text.split("\n\n")}
-    held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
-    corpus["train"] = [
-        "\n\n".join(part for part in text.split("\n\n") if _key(part) not in held_out) for text in corpus["train"]
-    ]
     return corpus
 
 
-def _key(paragraph: str) -> str:
-    """Return a paragraph without indentation and line breaks, which differ when it is quoted."""
-    return " ".join(paragraph.split())
-
-
-def _text_file(path: Path) -> Corpus:
+def _text_file(path: Path | None) -> Corpus:
     """Load a UTF-8 text file; its last tenth is held out, from the beginning of a line on.
 
     Line ends are unchanged; a byte order mark is removed.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"`data_root` must be a text file, got {str(path)!r}, which is not a file.")
+    if path is None or not path.is_file():
+        found = "none" if path is None else f"{str(path)!r}, which is not a file"
+        raise FileNotFoundError(f"`data_root` must be a text file for the dataset text_file, got {found}.")
     text = read_utf8(path, _LARGEST)
     tenth = round(len(text) * (1 - _HELD_OUT))
     cut = text.find("\n", tenth, -1) + 1 or tenth
