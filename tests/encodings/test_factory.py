@@ -91,6 +91,7 @@ def test_names_become_the_classes_of_their_names():
     assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
     assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
     assert [type(peg) for peg in build("peg(acts_on='queries_keys')").inputs.values()] == [QueryKeyPeg]
+    assert build(Peg.options(kernel=7)).pegs["0"].proj[0].kernel_size == (7, 7)  # in Python as in the text
     assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
 
 
