@@ -186,6 +186,6 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     assert out.count("reach over the layers: a range of") + out.count("nothing to compare") == 2
     for name, side, layers in ((names[0], 8, 2), (names[1], 4, 1)):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        result = np.load(tmp_path / "found" / f"{name}.npz")
-        assert tuple(result["grid"][:2]) == (side, side) and len(result["sources"]) == layers
-        assert np.isfinite(result["similarity"]).all()
+        with np.load(tmp_path / "found" / f"{name}.npz") as result:
+            assert tuple(result["grid"][:2]) == (side, side) and len(result["sources"]) == layers
+            assert np.isfinite(result["similarity"]).all()
