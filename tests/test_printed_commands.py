@@ -31,6 +31,7 @@ NOT_RUN = {
     r"(pip|git|make|python -m (venv|pip|sigstore|twine|build|pytest)|pytest) ": "installs, publishes, tests",
     r"python (-m evidence|evidence/upstream|benchmarks|tests|vectors)\b": "a program, which has its own tests",
     r"(torchrun|srun) ": "several machines",
+    r"python train\.py ": "timm's script, which its package does not have",
     r".* imagenet/val ": "data",
     r".* (--data-root |data_root=)(IMAGENET|COCO|ADE|CIFAR100?|FASHION_MNIST)\b": "data",
     r".* --(real|push|devices)\b": "labels of ImageNet, the hub, devices",

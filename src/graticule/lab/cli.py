@@ -18,6 +18,7 @@ from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import BrokenContract, install, known_name, printable
 from graticule.registry.plugins import describe_error, load_named_plugins, plugin_line
+from graticule.system.allocator import keep_freed_memory
 
 #: Group -> command -> its purpose; each command is a module of graticule.lab.commands, imported when it is called.
 _GROUPS = {
@@ -123,6 +124,7 @@ def _run(arguments: list[str]) -> int:
         return _run([*arguments[1:], "--help"])
     _quiet()
     _share_cores()
+    keep_freed_memory()
     arguments = load_named_plugins(arguments)
     name = known_name("COMMAND", arguments[0], COMMANDS)
     return (_run_resumable if name in RESUMABLE else _run_command)(name, arguments[1:])

@@ -1,9 +1,7 @@
-"""The memory of the machine and of this process, and checks that a model fits into it."""
+"""The memory of the machine, and checks that a model fits into it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import threading
@@ -51,18 +49,6 @@ def free_memory(device: torch.device | str | None = None) -> int | None:
     except (ImportError, OSError):  # another system than Linux
         pass
     return min(limits, default=None)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed tensors for the next ones; elsewhere, this does nothing.
-
-    Otherwise the buffers of each training step are mapped and cleared anew, most of all in Dask's workers, whose
-    MALLOC_TRIM_THRESHOLD_ turns off glibc's adaptive thresholds.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        for threshold in (trim_threshold, mmap_threshold):
-            ctypes.CDLL(None).mallopt(threshold, 2**31 - 1)
 
 
 def _numbers(path: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,9 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
     recipe = load_recipe("digits_small")
     recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
     choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
-    results = studies.compare(choices, seeds, folder, progress=progress, sizes=SIZES)
+    workers = 1 if quick else min(os.cpu_count() or 1, len(choices) * len(seeds))
+    with studies.executor_of(f"local:{workers}" if workers > 1 else "here") as executor:  # small models use one core
+        results = studies.compare(choices, seeds, folder, progress=progress, sizes=SIZES, executor=executor)
     runs = results.runs
     data = runs["default"][0].data()
     images = [data.test_images(size, [0])[0] for size in SIZES]

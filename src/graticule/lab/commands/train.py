@@ -74,11 +74,8 @@ def run(options: TrainOptions) -> int:
 
     from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-    from graticule.system.memory import keep_freed_memory
-
     recipe, folder = options.recipe, options.output or Path()
     run_page = pages.run_page  # imported before the training
-    keep_freed_memory()
     already = RunFolder(folder).finished
     try:
         run = training.train(recipe, folder, resume=options.auto_resume)

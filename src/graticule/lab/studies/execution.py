@@ -24,7 +24,7 @@ from graticule.lab.training.run_folder import Interrupted
 from graticule.lab.training.task import read_recipe
 from graticule.registry.checks import install
 from graticule.registry.plugins import load_plugin, loaded_plugins
-from graticule.system.memory import keep_freed_memory
+from graticule.system.allocator import keep_freed_memory
 
 Job = TypeVar("Job")
 
