@@ -15,8 +15,8 @@ graticule: . 30, analysis 3310, backbones 4990, checkpoints 2080, dense 2110, en
   layers 1020, position 3420, registry 1170, surgery 2570, system 560, testing 3470
 graticule/lab: . 790, commands 2710, data 3450, figures 1210, pages 880, recipes 1220, studies 1360, tasks 2360,
   training 2980
-tests: . 3400, analysis 2660, backbones 4030, checkpoints 1720, dense 790, encodings 4140, external 3620, gpu 840, hub
-  410, layers 850, parity 1650, position 2310, registry 750, surgery 2880, system 230, testing 2150
+tests: . 3410, analysis 2490, backbones 3430, checkpoints 1720, dense 790, encodings 3620, external 3620, gpu 840, hub
+  410, layers 690, parity 1510, position 1980, registry 750, surgery 2880, system 230, testing 2150
 tests/lab: . 130, commands 1590, data 3010, figures 330, pages 400, recipes 500, studies 1710, tasks 1730, training
   1460
 """
