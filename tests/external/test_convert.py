@@ -103,7 +103,7 @@ REFUSED = [
     (changed(VIT, lambda m: m.register_state_dict_post_hook(lambda *_: None)), "but _state_dict_hooks is the function"),
     (within(global_hook(), VIT), "but torch.nn.modules.module._global_backward_hooks is the function"),
     (changed(VIT, lambda m: vars(m.blocks[1]).update(mlp=torch.relu)), "but blocks.1.mlp is hidden by an attribute of"),
-    (within(patch.object(Block, "mlp", torch.relu, create=True), VIT), "vision_transformer.Block.mlp is"),
+    (within(patch.object(Block, "mlp", torch.relu, create=True), VIT), "but blocks.0.mlp is hidden by an attribute of"),
     (within(patch.object(Block, "forward", LayerScale.forward), VIT), "is the function LayerScale.forward of"),
     (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
     (
