@@ -117,7 +117,7 @@ REFUSED = [
     (changed(VIT, lambda m: m.blocks[1].compile()), "must not be compiled, got blocks.1"),
     (
         changed(VIT, lambda m: setattr(m.norm, "weight", torch.nn.Parameter(m.norm.weight.data.as_subclass(Labeled)))),
-        "must have weights of PyTorch's own class, got norm.weight, Labeled of torch.float64; replace it by",
+        "must have weights of PyTorch's own class, got norm.weight, Labeled of torch.float32; replace it by",
     ),
     (
         changed(VIT, attribute("__class__", Longer)),
