@@ -129,14 +129,16 @@ class VisionTransformer(Backbone):
         **kwargs: Any,
     ) -> None:
         patches: dict[str, Any] = {} if patch_bias in (None, True) and not pre_norm else {"bias": bool(patch_bias)}
+        if kwargs.get("fit", "exact") != "exact":
+            patches["fit"] = kwargs["fit"]
         if patch_frames > 1:
             patches["frames"] = patch_frames
         if patch_norm is not None:
             patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
         if patches and embed_layer is not Patches:
             raise ValueError(
-                "`pre_norm`, `patch_norm`, `patch_bias` and `patch_frames` must be left out where tokens are not made "
-                "by one layer."
+                "`pre_norm`, `patch_norm`, `patch_bias`, `patch_frames` and `fit` must be left out where tokens are "
+                "not made by one layer."
             )
         if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
             raise ValueError(
