@@ -34,9 +34,9 @@ class StagedModel(TokenModel):
     the first stage if it doubles from stage to stage; `depths` or `num_blocks` are the blocks and `num_heads` is h, of
     each stage; `groups` is s, the groups of channels of a mixing encoding, which it gets as `num_heads`; `mlp_ratio` is
     the hidden channels of the MLPs, as a multiple of D; `qkv_bias` says whether queries, keys and values have a bias;
-    `attn_drop_rate` is the dropout on attention weights; `window_size` is the side of a window, in patches;
-    `norm_layer` builds a norm from its channels, or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer` is the
-    MLPs' activation; `block_layer` builds a block.
+    `attn_drop_rate` is the dropout on attention weights; `window_size` is the side or (rows, columns) of a window, in
+    patches; `norm_layer` builds a norm from its channels, or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer`
+    is the MLPs' activation; `block_layer` builds a block.
 
     Args:
         patch_size: in pixels, one side or (height, width), of a patch of the first stage.
