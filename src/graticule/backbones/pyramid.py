@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.staged import Stage
-from graticule.checkpoints.layouts import rename_by_timm
+from graticule.checkpoints.layouts import rename_by_timm, rename_torchvision
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.layers.tokenizers import Patches, fit_images, patch_grid
@@ -105,13 +106,22 @@ class Pyramid(Backbone):
         self.reset_classifier(0, "")
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns that group the parameters: the stem, every stage with its position parameters, the rest."""
+        """Return patterns that group the parameters: the stem, every block with its position parameters, the rest.
+
+        What a stage has before its blocks is in the group of its first block, as in timm. With `coarse` the groups are
+        stages.
+        """
         if not self.stage_lists:
             return super().group_matcher(coarse)
-        lists = "|".join(self.stage_lists)
+        layers = "|".join({re.escape(name.split(".", 2)[2]) for name in self.position.layer_lists()}) or "(?!)"
+        stages = rf"^(?:{'|'.join(self.stage_lists)}|position\.stages)\.(\d+)"
+        of_blocks = rf"^(?:{self.stage_lists[-1]}|position\.stages)\.(\d+)\.(?:(?:blocks|{layers})\.)?(\d+)\b"
         return {
             "stem": r"^patch_embeds?\.(?:0\.)?(?:proj|norm)",
-            "blocks": [(rf"^(?:{lists}|position\.stages)\.(\d+)", None), (r"^norm|^cls_token", (99999,))],
+            "blocks": [
+                *([(stages, None)] if coarse else [(of_blocks, None), (stages, (0,))]),
+                (r"^norm|^cls_token", (99999,)),
+            ],
         }
 
 
@@ -179,10 +189,11 @@ class MergingPyramid(Pyramid):
         return tokens.flatten(1, 2)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of Microsoft's code under our names, any other one unchanged.
+        """Return a state dict of Microsoft's code or torchvision under our names, any other one unchanged.
 
         It has a stage's merging at the end of the previous stage, saves masks, and names a table `absolute_pos_embed`.
         """
+        state = rename_torchvision(state)
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
         has_stages_merged_last = "layers.0.downsample.reduction.weight" in state  # also with our names of position
         position = {name: state[name] for name in state if has_stages_merged_last and name.startswith("position.")}
