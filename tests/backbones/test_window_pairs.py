@@ -23,7 +23,7 @@ MODELS = {
 def test_a_pair_is_rows_and_columns_and_is_saved(tmp_path, name):
     model = draw(graticule.create_model(name, window_size=(2, 4), **MODELS[name])).eval()
     images = torch.randn(1, 3, 64, 96)
-    blocks = [part for parts in model.where(0, model.grid) for part in parts if isinstance(part, Windows)]
+    blocks = [part for parts in model.block_arguments(0, model.grid) for part in parts if isinstance(part, Windows)]
     assert blocks[0].window.shape == (2, 4)
     model.save_pretrained(tmp_path / name)
     assert torch.equal(graticule.load(tmp_path / name).eval()(images), model(images))

@@ -12,18 +12,19 @@ from torch import nn
 from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
-from graticule.layers.block import Block
+from graticule.layers.block import Block, block_layer_of
 from graticule.layers.parts import norm_layer_of
 from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Depth, Ratio, ShareBelowOne, Side, SmallCount
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]
 #: Size of windows in patches: the side or (rows, columns) for all stages, or (rows, columns) for each.
-WindowSize = int | tuple[int, int] | tuple[tuple[int, int], ...]
+WindowSize = Side | tuple[Side, Side] | tuple[tuple[Side, Side], ...]
 
 
 class SwinTransformer(MergingPyramid):
@@ -55,6 +56,7 @@ class SwinTransformer(MergingPyramid):
             both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
             square windows of the grid's shorter side.
         patch_norm: whether the patch embedding ends with a norm.
+        block_layer: builds a block, or its name, as in `VisionTransformer`.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
@@ -80,24 +82,24 @@ class SwinTransformer(MergingPyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, int] = 4,
-        embed_dim: int = 96,
-        depths: Sequence[int] = (2, 2, 6, 2),
-        num_heads: Sequence[int] = (3, 6, 12, 24),
+        patch_size: Side | tuple[Side, Side] = 4,
+        embed_dim: Channels = 96,
+        depths: Sequence[Depth] = (2, 2, 6, 2),
+        num_heads: Sequence[SmallCount] = (3, 6, 12, 24),
         window_size: WindowSize = 7,
         shift: Shift = "timm",
-        mlp_ratio: float = 4.0,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
-        attn_drop_rate: float = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
         patch_norm: bool = True,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
-        block_layer: Callable[..., nn.Module] = Block,
+        block_layer: str | Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
         merging_layer: Callable[..., nn.Module] = PatchMerging,
         **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
-        build_attention = attn_layer or WindowAttention
+        build_attention, build_block = attn_layer or WindowAttention, block_layer_of(block_layer)
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.shift = shift
@@ -109,7 +111,7 @@ class SwinTransformer(MergingPyramid):
             dim, heads = dims[stage], num_heads[stage]
             drop = self.proj_drop_rate
             attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop)
-            return block_layer(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
+            return build_block(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
 
         self.build_stages(block, norm, merging_layer, patch_norm)
         self.finish()
@@ -121,7 +123,7 @@ class SwinTransformer(MergingPyramid):
 
     @checked
     def set_input_size(
-        self, img_size: int | tuple[int, ...] | None = None, window_size: WindowSize | None = None
+        self, img_size: Side | tuple[Side, ...] | None = None, window_size: WindowSize | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.
 
@@ -138,7 +140,7 @@ class SwinTransformer(MergingPyramid):
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return _with_windows(super().grid_at(image), self.window_size, len(self.depths), self.shift)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks: every second one shifts them by half, by the rule `shift`."""
         return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 

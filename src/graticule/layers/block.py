@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.layers.attention import Attention
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import Channels, Ratio, ShareBelowOne, SmallCount
 
 
 @register_notrace_module  # torch.fx records the call as one node, because it depends on the position
@@ -51,13 +52,13 @@ class Block(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
-        mlp_ratio: float = 4.0,
+        dim: Channels,
+        num_heads: SmallCount,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
+        proj_drop: ShareBelowOne = 0.0,
+        attn_drop: ShareBelowOne = 0.0,
+        drop_path: ShareBelowOne = 0.0,
         norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
         act_layer: type[nn.Module] = nn.GELU,
         attn: nn.Module | None = None,
@@ -133,6 +134,18 @@ class ParallelBlock(Block):
         return x + self.drop_path1(self.ls1(self.attn(position.add_after_norm(y), position, *where) + self.mlp(y)))
 
 
+@register_notrace_module
+class AttentionDropPathBlock(Block):
+    """A block whose stochastic depth drops the attention alone, never the MLP.
+
+    Reference: transformers' Swin, otherwise as Swin Transformer (Liu et al., 2021), whose code drops both.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.drop_path2 = nn.Identity()
+
+
 class _Branch(nn.Module):
     """A norm, a module, LayerScale and stochastic depth."""
 
@@ -186,6 +199,7 @@ class ParallelBranchesBlock(nn.Module):
 #: Blocks of a transformer by name.
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
     "pre_norm": Block,
+    "attention_drop_path": AttentionDropPathBlock,
     "post_norm": PostNormBlock,
     "parallel": ParallelBlock,
     "parallel_branches": ParallelBranchesBlock,
