@@ -210,6 +210,12 @@ def test_what_would_be_lost_is_refused_in_one_sentence(build, message):
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+def test_a_model_goes_back_after_another_was_compiled():
+    compiled = torch.compile(graticule.convert(VIT()), backend="eager")
+    compiled(images(*compiled.img_size))  # which puts functions into the modules of the library
+    assert isinstance(graticule.to_timm(graticule.convert(VIT())), VisionTransformer)
+
+
 def test_a_frozen_table_stays_frozen_with_another_joining():
     model = VIT()
     model.pos_embed.requires_grad_(False)

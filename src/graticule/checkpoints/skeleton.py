@@ -205,7 +205,9 @@ def _replaced_code(model: nn.Module) -> Iterator[Difference]:
     for place, owner in owners.items():
         home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
         for key, value in vars(owner).items() if owner is not None and home.startswith(_LIBRARIES) else ():
-            for function in _functions(value) if key != "__init__" else ():
+            if key == "__init__" or (key.startswith("__") and not names):  # what torch.compile puts into modules
+                continue
+            for function in _functions(value):
                 scope = getattr(getattr(function, "__code__", None), "co_qualname", "").rpartition(".")[0]
                 is_other = names and scope and scope not in names and not scope.endswith("<locals>")
                 if is_other or not _is_known(_module_of(function), home):
