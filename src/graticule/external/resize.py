@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, same_value
 from graticule.checkpoints.transfer import with_channels
-from graticule.external.convert.sizes import build_empty, encoders_of, set_sizes, sizes_of
+from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
 from graticule.external.images import call, error_line, evaluating, image_channels
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
@@ -25,7 +25,7 @@ from graticule.hub.config import record_input
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import build_resampler
-from graticule.surgery.resize import LIBRARIES, restore_on_error
+from graticule.surgery.resize import LIBRARIES, restore_on_error, shared_copy
 
 #: The largest side of a patch that is tried for the tables of the stages of a pyramid.
 _LARGEST = 64
@@ -46,8 +46,8 @@ def resize_in_place(
     Returns the model.
     """
     kind = type(model).__name__
-    configs = encoders_of(getattr(module, "config", None) for module in model.modules())
-    sizes = list(dict.fromkeys(map(sizes_of, configs)))
+    configs = configs_of(getattr(module, "config", None) for module in model.modules())
+    sizes = list(dict.fromkeys(map(sizes_of, encoders_of(configs))))
     if len({image for image, _ in sizes}) != 1 or (patch_size is not None and len(sizes) > 1):
         pairs = " and ".join(f"{by(image)} with patches of {by(patch)}" for image, patch in sizes) or "none"
         raise ValueError(
@@ -65,8 +65,7 @@ def resize_in_place(
     changes = size != image or patch not in (None, sizes[0][1]) or channels is not None
     if resampler is not None and not changes:
         raise ValueError(f"`resampler` must come with another `img_size` for {kind}, which does not keep it.")
-    around = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
-    with restore_on_error(model, *configs, *around):
+    with restore_on_error(model, *configs):
         with _refusals(model, image):
             built = build_empty(model, model.config)
         tables = _find_tables(model, built, sizes)
@@ -97,7 +96,7 @@ def _resize(
     resampler: Any,
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
-    image, old_patch = sizes_of(configs[0])
+    image, old_patch = sizes_of(encoders_of(configs)[0])
     patch = None if patch == old_patch else patch
     if resampler is not None and not tables:
         raise ValueError(
@@ -111,12 +110,21 @@ def _resize(
         path: table if patch is None or table.patch != old_patch else replace(table, patch=patch)
         for path, table in tables.items()
     }
+    count = _count_tokens(built, tables, image)
+    counts = {} if count is None else {count: _new_count(model, other, new_tables, size, patch, channels)}
+    trial = _inputs(model, image, count)
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     news = dict(other.named_modules())
     for name, part in model.named_modules():
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
     set_order(model, size)
+    if trial:
+        try:
+            with evaluating(model):
+                model(**trial)
+        except Exception:  # it has other arguments, too, or is not for images of this size
+            trial = {}
     before: dict[nn.Module, list[Tensor]] = {}
     constants: dict[int, Tensor] = {}
     # of another grid of as many rows, it would take its table as it is
@@ -138,13 +146,9 @@ def _resize(
     for part in model.modules():
         if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
             part.attention_bias_cache = {}
-    for config in configs:
-        set_sizes(config, size, patch, channels)
-    tokens, new_tokens = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
-    for part in model.modules():
-        around: Any = getattr(part, "config", None)
-        if getattr(around, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
-            around.image_seq_length = new_tokens
+    resize_configs(configs, size, patch, channels)
+    patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
+    set_counts(configs, {patches: new_patches, **counts})
     set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
@@ -152,14 +156,17 @@ def _resize(
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
+    if trial:
+        with _refusals(model, size), evaluating(model):
+            model(**_inputs(model, size, counts.get(count), channels))
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
     """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
+    with _refusals(model, size):
+        resize_configs([config], size, patch, channels)
     for encoder in encoders_of([config]):
-        with _refusals(model, size):
-            set_sizes(encoder, size, patch, channels)
         if sizes_of(encoder)[0] != size:
             raise ValueError(
                 f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
@@ -236,6 +243,55 @@ def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
         return {names[0]: patches.to(model.device, model.dtype), "grid_thw": counts}
     images = torch.randn(1, *size[:-2], channels or image_channels(model), *size[-2:], generator=generator)
     return images.to(model.device, model.dtype)
+
+
+def _count_tokens(skeleton: Any, tables: Mapping[str, Table], size: Shape) -> int | None:
+    """Return the number of tokens that a model of language has for an image, without values; None if unknown."""
+    if not hasattr(skeleton, "get_image_features"):
+        return None
+    model = shared_copy(skeleton)
+    set_methods(model, tables, size)
+    try:
+        with evaluating(model.to("meta")):
+            images = torch.empty(1, image_channels(model), *size, device="meta", dtype=model.dtype)
+            features = nested_tensors(model.get_image_features(pixel_values=images).pooler_output)
+    except Exception:  # it needs more than images, or reads tokens as a square
+        return None
+    return sum(x.numel() // x.shape[-1] for x in features)
+
+
+def _new_count(
+    model: Any, other: Any, tables: Mapping[str, Table], size: Shape, patch: Shape | None, channels: int | None
+) -> int:
+    """Return the number of tokens of an image of a new size in a text, which must not be read as a square."""
+    count = _count_tokens(other, tables, size)
+    wide = (*size[:-1], 2 * size[-1])
+    is_square = size[-1] == size[-2]
+    # a grid of 2 x 8 has as many tokens as a square
+    if count is None or not (is_square or _count_tokens(_build(model, wide, patch, channels), tables, wide)):
+        raise ValueError(
+            f"`img_size` must be {'one' if is_square else 'square'} for {type(model).__name__}, "
+            f"{'whose tokens it merges' if is_square else 'which reads the tokens of an image as a square'}, got "
+            f"{by(size)}."
+        )
+    return count
+
+
+def _inputs(model: Any, size: Shape, count: int | None, channels: int | None = None) -> dict[str, Tensor]:
+    """Return random images with a text or a prompt, for a model that needs both; none for one that needs images."""
+    names = set(inspect.signature(model.forward).parameters)
+    if "pixel_values" not in names or len(size) != 2:
+        return {}
+    config, device = model.config, model.device
+    text = getattr(config, "text_config", config)
+    token = next((getattr(config, name, None) for name in ("image_token_id", "image_token_index")), None)
+    ids = [0 if token is None else token] * (count or 1) + [getattr(text, "eos_token_id", None) or 1]
+    prompts = {
+        "decoder_input_ids" if "decoder_input_ids" in names else "input_ids": torch.tensor([ids], device=device),
+        "input_points": torch.tensor([[[[side / 2 for side in reversed(size)]]]], device=device),
+    }
+    prompts = {name: value for name, value in prompts.items() if name in names}
+    return {"pixel_values": _images(model, size, channels), **prompts} if prompts else {}
 
 
 def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -19,22 +20,31 @@ from graticule.position.places import Shape, by
 SIZES = ("image_size", "crop_size", "num_patches", "num_position_embeddings")
 
 
-def encoders_of(configs: Iterable[Any]) -> list[Any]:
-    """Return those configurations, and those within them, that have an image size, each object once."""
+def configs_of(configs: Iterable[Any]) -> list[Any]:
+    """Return configurations and those within them, each object once, the inner ones first."""
     known: dict[int, Any] = {}
 
-    def add(config: Any) -> bool:
-        if not hasattr(config, "model_type"):
-            return False
-        within = [name for name, value in vars(config).items() if add(value)]
-        has_size = any(getattr(config, name, None) is not None for name in SIZES)
-        if has_size and "backbone_config" not in within:  # whose size it is
+    def add(config: Any) -> None:
+        if hasattr(config, "model_type"):
+            for value in vars(config).values():
+                add(value)
             known[id(config)] = config
-        return has_size
 
     for config in configs:
         add(config)
     return list(known.values())
+
+
+def encoders_of(configs: Iterable[Any]) -> list[Any]:
+    """Return those configurations, and those within them, that have an image size, each object once."""
+    known = [config for config in configs_of(configs) if _has_size(config)]
+    return [config for config in known if not _has_size(getattr(config, "backbone_config", None))]  # whose size it is
+
+
+def _has_size(config: Any) -> bool:
+    """Return whether a configuration has an image size of its own, which is not read from another one."""
+    own = [name for name in SIZES if not isinstance(getattr(type(config), name, None), property)]
+    return any(getattr(config, name, None) is not None for name in own)
 
 
 def channels_of(config: Any) -> str:
@@ -80,6 +90,56 @@ def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: i
                 is_number = any(isinstance(side, int) for side in (old, getattr(type(config), name, None)))
                 value = value[0] if is_number and len(set(value)) == 1 else list(value)
             setattr(config, name, value)
+
+
+#: Names of the sizes of maps of features, pairs or lists of pairs, which the model's own images have.
+_MAPS = re.compile(r"feat(ure)?_sizes$")
+#: Names of the number of tokens that an image has in a text.
+_COUNTS = ("image_seq_length", "image_seq_len", "num_image_tokens")
+
+
+def resize_configs(configs: Iterable[Any], image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
+    """Set the sizes of all encoders in configurations, and the numbers of heads and necks that follow from them."""
+    known = configs_of(configs)
+    encoders = encoders_of(known)
+    old, old_patch = sizes_of(encoders[0])
+    for config in encoders:
+        set_sizes(config, image, patch, channels)
+    for config in known:
+        others = [] if config in encoders else [("image_size", old, image), ("patch_size", old_patch, patch)]
+        for name, own, new in others:
+            value = vars(config).get(name)
+            if new is not None and value is not None and to_2tuple(value) == own[-2:]:
+                is_number = isinstance(value, int) and len(set(new[-2:])) == 1
+                setattr(config, name, new[-1] if is_number else list(new[-2:]))
+        for name, value in vars(config).items():
+            if _MAPS.search(name) and isinstance(value, tuple | list):
+                setattr(config, name, _scale_maps(value, old[-2:], image[-2:], f"{type(config).__name__}.{name}"))
+
+
+def _scale_maps(value: Any, old: Shape, new: Shape, name: str) -> Any:
+    """Return the sizes of maps, pairs at any depth, for images of another size."""
+    if not all(isinstance(side, int) for side in value):
+        return [_scale_maps(inner, old, new, name) for inner in value]
+    if len(value) != 2 or any(side * length % own for side, length, own in zip(value, new, old, strict=True)):
+        raise ValueError(
+            f"`img_size` must give maps of whole sizes, as `{name}` {list(value)} of {by(old)} pixels, got {by(new)}."
+        )
+    return [side * length // own for side, length, own in zip(value, new, old, strict=True)]
+
+
+def set_counts(configs: Iterable[Any], counts: Mapping[int, int]) -> None:
+    """Set the numbers of tokens of an image in a text, by the possible ones of the old size."""
+    for config in configs_of(configs):
+        for name in _COUNTS:
+            if (value := vars(config).get(name)) is None:
+                continue
+            if value not in counts:
+                raise ValueError(
+                    f"`{name}` of {type(config).__name__} must be {' or '.join(map(str, counts))}, the number of tokens "
+                    f"of an image, to follow another `img_size`, got {value}; set it first."
+                )
+            setattr(config, name, counts[value])
 
 
 def build_empty(model: nn.Module, config: Any) -> nn.Module:
