@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,14 @@ from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
-from graticule.external.images import call, error_line, evaluating, image_channels
+from graticule.external.images import call, error_line, evaluating, image_channels, refused_size, without_values
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import build_resampler
-from graticule.surgery.resize import LIBRARIES, restore_on_error, shared_copy
+from graticule.surgery.resize import LIBRARIES, restore_on_error
 
 #: The largest side of a patch that is tried for the tables of the stages of a pyramid.
 _LARGEST = 64
@@ -65,24 +66,50 @@ def resize_in_place(
     changes = size != image or patch not in (None, sizes[0][1]) or channels is not None
     if resampler is not None and not changes:
         raise ValueError(f"`resampler` must come with another `img_size` for {kind}, which does not keep it.")
-    with restore_on_error(model, *configs):
-        with _refusals(model, image):
+    try:
+        with restore_on_error(model, *configs):
             built = build_empty(model, model.config)
-        tables = _find_tables(model, built, sizes)
-        if image[-1] != image[-2]:
-            set_methods(model, tables, image)
-        if changes:
-            _resize(model, built, tables, configs, size, patch, channels, resampler)
+            tables = _find_tables(model, built, sizes)
+            if image[-1] != image[-2]:
+                set_methods(model, tables, image)
+            if changes:
+                _resize(model, built, tables, configs, size, patch, channels, resampler)
+    except _RefusedError as refusal:
+        error: Any = refusal.__cause__
+        run = partial(_run_without_values, model, image, patch, channels)
+        raise refused_size(kind, size, error, run, patch or sizes[0][1]) from error
     return model
 
 
+def _run_without_values(model: Any, image: Shape, patch: Shape | None, channels: int | None, size: Shape) -> None:
+    """Run the encoders of a model that its class builds for a size, without values."""
+    built, other = build_empty(model, model.config), _build(model, size, patch, channels)
+    tables = _find_tables(model, built, [sizes_of(encoder) for encoder in encoders_of([model.config])])
+    new_tables = _with_patch(tables, sizes_of(encoders_of([model.config])[0])[1], patch)
+    copy = without_values(other)
+    set_methods(copy, new_tables, size)
+    names = {part: name for name, part in model.named_modules()}
+    for part in _callable_parts(model, image):
+        encoder: Any = copy.get_submodule(names[part])
+        with evaluating(encoder):
+            call(encoder, _images(encoder, size, channels))
+    if _count_tokens(built, tables, image) is not None:
+        _count_new_tokens(model, other, new_tables, size, patch, channels)
+
+
+class _RefusedError(Exception):
+    """An error of a model, or of the library, on images of a size."""
+
+
 @contextmanager
-def _refusals(model: object, size: Shape) -> Iterator[None]:
-    """Say that a model refuses a size, on errors of its library."""
+def _refusals() -> Iterator[None]:
+    """Mark the errors of a library as refusals of a size, unless they are our own."""
     try:
         yield
     except Exception as error:
-        raise ValueError(f"`img_size` {by(size)} is refused by {type(model).__name__}: {error_line(error)}") from error
+        if isinstance(error, _RefusedError) or str(error).startswith("`img_size`"):
+            raise
+        raise _RefusedError from error
 
 
 def _resize(
@@ -106,12 +133,12 @@ def _resize(
     changes = _changes(built, other, size)
     set_order(built, image)
     _check_fits(model, built, changes)
-    new_tables = {
-        path: table if patch is None or table.patch != old_patch else replace(table, patch=patch)
-        for path, table in tables.items()
-    }
+    new_tables = _with_patch(tables, old_patch, patch)
     count = _count_tokens(built, tables, image)
-    counts = {} if count is None else {count: _new_count(model, other, new_tables, size, patch, channels)}
+    counts = {}
+    if count is not None:
+        with _refusals():
+            counts[count] = _count_new_tokens(model, other, new_tables, size, patch, channels)
     trial = _inputs(model, image, count)
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     news = dict(other.named_modules())
@@ -152,19 +179,19 @@ def _resize(
     set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
-        with _refusals(model, size), evaluating(part):
+        with _refusals(), evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
     if trial:
-        with _refusals(model, size), evaluating(model):
-            model(**_inputs(model, size, counts.get(count), channels))
+        with _refusals(), evaluating(model):
+            model(**_inputs(model, size, count and counts[count], channels))
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
     """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
-    with _refusals(model, size):
+    with _refusals():
         resize_configs([config], size, patch, channels)
     for encoder in encoders_of([config]):
         if sizes_of(encoder)[0] != size:
@@ -172,7 +199,7 @@ def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | 
                 f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
                 "model that resamples its table for each image needs no resizing."
             )
-    with _refusals(model, size):
+    with _refusals():
         return build_empty(model, config)
 
 
@@ -245,36 +272,40 @@ def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
     return images.to(model.device, model.dtype)
 
 
+def _with_patch(tables: Mapping[str, Table], old: Shape, patch: Shape | None) -> dict[str, Table]:
+    """Return tables of a model whose patches of the size `old` have another size, or the same for None."""
+    return {
+        path: table if patch is None or table.patch != old else replace(table, patch=patch)
+        for path, table in tables.items()
+    }
+
+
 def _count_tokens(skeleton: Any, tables: Mapping[str, Table], size: Shape) -> int | None:
-    """Return the number of tokens that a model of language has for an image, without values; None if unknown."""
-    if not hasattr(skeleton, "get_image_features"):
-        return None
-    model = shared_copy(skeleton)
-    set_methods(model, tables, size)
+    """Return the number of tokens that a model of language has for an image; None if it needs more than images."""
     try:
-        with evaluating(model.to("meta")):
-            images = torch.empty(1, image_channels(model), *size, device="meta", dtype=model.dtype)
-            features = nested_tensors(model.get_image_features(pixel_values=images).pooler_output)
-    except Exception:  # it needs more than images, or reads tokens as a square
+        return _tokens_of(skeleton, tables, size) if hasattr(skeleton, "get_image_features") else None
+    except Exception:  # whatever a model raises
         return None
-    return sum(x.numel() // x.shape[-1] for x in features)
 
 
-def _new_count(
+def _count_new_tokens(
     model: Any, other: Any, tables: Mapping[str, Table], size: Shape, patch: Shape | None, channels: int | None
 ) -> int:
-    """Return the number of tokens of an image of a new size in a text, which must not be read as a square."""
-    count = _count_tokens(other, tables, size)
-    wide = (*size[:-1], 2 * size[-1])
-    is_square = size[-1] == size[-2]
-    # a grid of 2 x 8 has as many tokens as a square
-    if count is None or not (is_square or _count_tokens(_build(model, wide, patch, channels), tables, wide)):
-        raise ValueError(
-            f"`img_size` must be {'one' if is_square else 'square'} for {type(model).__name__}, "
-            f"{'whose tokens it merges' if is_square else 'which reads the tokens of an image as a square'}, got "
-            f"{by(size)}."
-        )
-    return count
+    """Return the number of tokens of an image of a new size, which must not be read as a square."""
+    if size[-1] != size[-2]:  # a grid of 2 x 8 has as many tokens as a square, and one of 2 x 16 has not
+        wide = (*size[:-1], 2 * size[-1])
+        _tokens_of(_build(model, wide, patch, channels), tables, wide)
+    return _tokens_of(other, tables, size)
+
+
+def _tokens_of(skeleton: Any, tables: Mapping[str, Table], size: Shape) -> int:
+    """Return the number of features of an image, by a pass without values."""
+    model = without_values(skeleton)
+    set_methods(model, tables, size)
+    with evaluating(model):
+        images = torch.empty(1, image_channels(model), *size, device="meta", dtype=model.dtype)
+        features = nested_tensors(model.get_image_features(pixel_values=images).pooler_output)
+        return sum(x.numel() // x.shape[-1] for x in features)
 
 
 def _inputs(model: Any, size: Shape, count: int | None, channels: int | None = None) -> dict[str, Tensor]:

@@ -98,7 +98,9 @@ _MAPS = re.compile(r"feat(ure)?_sizes$")
 _COUNTS = ("image_seq_length", "image_seq_len", "num_image_tokens")
 
 
-def resize_configs(configs: Iterable[Any], image: Shape, patch: Shape | None = None, channels: int | None = None) -> None:
+def resize_configs(
+    configs: Iterable[Any], image: Shape, patch: Shape | None = None, channels: int | None = None
+) -> None:
     """Set the sizes of all encoders in configurations, and the numbers of heads and necks that follow from them."""
     known = configs_of(configs)
     encoders = encoders_of(known)
@@ -136,8 +138,8 @@ def set_counts(configs: Iterable[Any], counts: Mapping[int, int]) -> None:
                 continue
             if value not in counts:
                 raise ValueError(
-                    f"`{name}` of {type(config).__name__} must be {' or '.join(map(str, counts))}, the number of tokens "
-                    f"of an image, to follow another `img_size`, got {value}; set it first."
+                    f"`{name}` of {type(config).__name__} must be {' or '.join(map(str, counts))}, the number of "
+                    f"tokens of an image, to follow another `img_size`, got {value}; set it first."
                 )
             setattr(config, name, counts[value])
 
