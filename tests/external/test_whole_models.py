@@ -261,6 +261,7 @@ FEATURES = [
 
 @pytest.mark.parametrize(("name", "options", "size"), FEATURES)
 @pytest.mark.parametrize("within", [False, True])
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of timm
 def test_models_that_return_features_are_resized_as_the_model_itself(name, options, size, within):
     model = draw(timm.create_model(name, features_only=True, out_indices=(0, 1), **options)).eval()
     other = timm.create_model(name, **options).eval()
@@ -305,7 +306,7 @@ def hidden_count() -> Any:
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (rf_detr, {"img_size": 40}, "multiples of 16 for RfDetrDinov2Backbone, such as 32 x 32 or 48 x 48, got 40 x 40"),
     (rf_detr, {"img_size": (40, 80)}, "`img_size` must be multiples of 16 for RfDetrDinov2Backbone, such as 32 x 80"),
-    (partial(sam, 32), {"img_size": (32, 64)}, "`img_size` must be square for the constructor of SamModel, got 32 x"),
+    (partial(sam, 32), {"img_size": (32, 64)}, "`img_size` must be square for SamModel, got 32 x 64."),
     (partial(sam_2, 128), {"img_size": (128, 64)}, "`img_size` must be square for the constructor of Sam2Model"),
     (partial(internvl, 32), {"img_size": (16, 64)}, "must be square for InternVLForConditionalGeneration, got 16 x 64"),
     (partial(internvl, 32), {"img_size": 40}, "multiples of 16 for InternVLForConditionalGeneration, such as 32 x 32"),
@@ -341,6 +342,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "sizes", "message"), REFUSED)
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of timm
 def test_refusals_say_the_rule_and_not_the_error_of_pytorch(build, sizes, message):
     model = build()
     before = {name: (id(value), tuple(value.shape)) for name, value in model.named_parameters()}

@@ -188,9 +188,7 @@ def refused_size(
             return ValueError(f"`img_size` must be multiples of {unit} for {kind}, such as {near}, got {got}.")
     if len(set(sides)) > 1 and runs((max(sides),) * 2):
         return ValueError(f"`img_size` must be square for {kind}, got {got}.")
-    return ValueError(
-        f"`img_size` must be one that {kind} runs on, and it refuses {got} and all sizes near that: {error_line(error)}"
-    )
+    return ValueError(f"`img_size` must be one that {kind} runs on, got {got}, for which it raises {error_line(error)}")
 
 
 def set_input_size(model: Any, size: Size) -> None:

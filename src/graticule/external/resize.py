@@ -82,19 +82,24 @@ def resize_in_place(
 
 
 def _run_without_values(model: Any, image: Shape, patch: Shape | None, channels: int | None, size: Shape) -> None:
-    """Run the encoders of a model that its class builds for a size, without values."""
+    """Run the encoders of a model that its class builds for a size, or the model itself, without values."""
     built, other = build_empty(model, model.config), _build(model, size, patch, channels)
-    tables = _find_tables(model, built, [sizes_of(encoder) for encoder in encoders_of([model.config])])
-    new_tables = _with_patch(tables, sizes_of(encoders_of([model.config])[0])[1], patch)
+    encoders = [sizes_of(encoder) for encoder in encoders_of([model.config])]
+    tables = _find_tables(model, built, encoders)
+    new_tables = _with_patch(tables, encoders[0][1], patch)
     copy = without_values(other)
     set_methods(copy, new_tables, size)
     names = {part: name for name, part in model.named_modules()}
-    for part in _callable_parts(model, image):
+    parts = _callable_parts(model, image)
+    for part in parts:
         encoder: Any = copy.get_submodule(names[part])
         with evaluating(encoder):
             call(encoder, _images(encoder, size, channels))
     if _count_tokens(built, tables, image) is not None:
         _count_new_tokens(model, other, new_tables, size, patch, channels)
+    elif not parts:  # of ViLT, whose pass depends on values
+        with evaluating(other):
+            other(**_inputs(other, size, None, channels))
 
 
 class _RefusedError(Exception):

@@ -22,7 +22,7 @@ from torchvision.transforms.functional import to_pil_image
 from graticule.checkpoints.layouts import say_unused
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
-from graticule.external.convert.sizes import config_for, encoders_of, sizes_of, without_sides
+from graticule.external.convert.sizes import config_for, encoders_of, read_config, sizes_of, without_sides
 from graticule.external.images import image_channels
 from graticule.external.resize import resize_in_place
 from graticule.hub.config import Preparation, prepare
@@ -159,7 +159,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "key_mapping": _WITHIN}
     with _silent(transformers):
         try:
-            config = kind.config_class.from_pretrained(folder)
+            config = read_config(kind, folder)
             options["config"] = config_for(kind, config)
             with torch.device("meta"):
                 empty = kind(options["config"])

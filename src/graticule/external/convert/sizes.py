@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -174,6 +175,22 @@ def config_for(kind: Any, config: Any) -> Any:
     return config
 
 
+def read_config(kind: Any, folder: Path) -> Any:
+    """Return the configuration of a folder for a class, also if that divides the side of a square."""
+    try:
+        return kind.config_class.from_pretrained(folder)
+    except TypeError:
+        entries, _ = kind.config_class.get_config_dict(folder)
+        left = [entries]
+        while left:
+            part = left.pop()
+            left += [value for value in part.values() if isinstance(value, dict)]
+            part.update({name: _Side(part[name]) for name in SIZES[:2] if isinstance(part.get(name), list)})
+        config = kind.config_class.from_dict(entries)
+    _set_types([(part, list) for part in configs_of([config])])
+    return config
+
+
 class _Side(tuple[int, ...]):
     """Height and width of images, for constructors that only know squares, and count (side // patch) ** 2 patches."""
 
@@ -215,9 +232,11 @@ def _with_sides(config: Any) -> Any:
 def without_sides(model: nn.Module) -> nn.Module:
     """Replace divisible sides in a model that was built with them, and in its configurations, by tuples and lists."""
     for part in model.modules():
-        for holder, kind in (
-            (part, tuple),
-            *((config, list) for config in encoders_of([getattr(part, "config", None)])),
-        ):
-            vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
+        _set_types([(part, tuple), *((config, list) for config in encoders_of([getattr(part, "config", None)]))])
     return model
+
+
+def _set_types(holders: Iterable[tuple[Any, type]]) -> None:
+    """Replace the divisible sides that holders have by values of a type."""
+    for holder, kind in holders:
+        vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
