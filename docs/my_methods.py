@@ -68,7 +68,7 @@ class Decayed(graticule.Joining):
 
     def join(self, *tables: Tensor) -> tuple[list[graticule.LayerPosition], Tensor | None]:
         """Add w: (N, D), scaled down from layer to layer; a later stage of a pyramid gets w itself."""
-        joined = [graticule.LayerPosition(added_to_stream=tables[0] * self.rate**layer) for layer in self.joined]
+        joined = [graticule.LayerPosition(added_to_stream=tables[0] * self.rate**layer) for layer in self.layer_indices]
         return joined, tables[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def read_built(folder: Path, study: str) -> dict[tuple[str, str], Facts]:
 
 
 def built_text(built: Mapping[tuple[str, str], Facts]) -> tuple[str, dict[str, str]]:
-    """Return the facts that all choices share, and choice -> the others.
+    """Return the facts that all choices share, or more than half of them, and choice -> the others.
 
     A fact that differs between variants has its values in their order.
     """
@@ -142,11 +143,19 @@ def built_text(built: Mapping[tuple[str, str], Facts]) -> tuple[str, dict[str, s
         texts = [f"{float(value):.2g}" if name == "std" and value else value for value in values]
         return ", ".join(filter(None, dict.fromkeys(texts)))
 
-    texts = {}
-    for choice in dict.fromkeys(of for of, _ in built):
-        values = {name: value for name in differ if (value := text(name, choice)) not in ("", "default")}
-        texts[choice] = ", ".join(value if name in REGISTRIES else f"{name} {value}" for name, value in values.items())
-    return ", ".join(f"{name} {text(name)}" for name in names if name not in differ and text(name)), texts
+    choices, texts, usual = list(dict.fromkeys(of for of, _ in built)), {}, {}
+    for name in {*differ} - {*REGISTRIES, "std"}:
+        counts = Counter(text(name, choice) for choice in choices)
+        (most, count), *_ = counts.most_common()
+        if most and 2 * count > len(choices) and "" not in counts:
+            usual[name] = most
+    for choice in choices:
+        values = {name: text(name, choice) for name in differ}
+        shown = {name: value for name, value in values.items() if value not in ("", "default", usual.get(name))}
+        texts[choice] = ", ".join(value if name in REGISTRIES else f"{name} {value}" for name, value in shown.items())
+    shared = ", ".join(f"{name} {text(name)}" for name in names if name not in differ and text(name))
+    others = ", ".join(f"{name} {usual[name]}" for name in names if name in usual)
+    return shared + f"; {others} unless the row says otherwise" * bool(others), texts
 
 
 def write_built(studies: Mapping[str, Study], data: Path, roots: Mapping[str, Path]) -> Path:

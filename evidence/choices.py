@@ -19,20 +19,15 @@ SETS = {
     "CIFAR-10": ("lape_place_cifar10", "", TRAINED),
     "CIFAR-10, zoomed": ("lape_place_cifar10", "", "zoom 48"),
     "CamVid, ViT (mIoU)": ("camvid", "ViT", TRAINED),
-    "digits": ("extrapolation", "", TRAINED),
-    "digits, zoomed, 4 x tokens": ("extrapolation", "", "zoom 40"),
-    "digits, empty canvas, 4 x tokens": ("extrapolation", "", "canvas 40"),
 }
 #: Its rows: title -> names of the choice in the data.
 CHOICES = {
     "`learnable`, std 0.02": ("learnable", "once, std 0.02"),
     "`learnable(std=0.2)`; so starts LaPE on CIFAR-10": ("once, std 0.2",),
-    "`learnable(std=1.37)`; digits: `std=1`": ("learnable(std=1)", "once, std 1"),
+    "`learnable(std=1.37)`": ("once, std 1",),
     "`learnable(std=1.37)`, joining `lape(decomposition='w')`": ("beside, std 1",),
     "`learnable`, joining `lape`": ("learnable, lape", "learnable, LaPE", "beside, LN chain"),
-    **{f"`{name}`": (name,) for name in ("sinusoidal_2d", "peg", "gpsa", "relative_bias", "rope")},
-    "`rope(preset='dinov3')`": ("rope(preset='dinov3')",),
-    "`none`": ("none",),
+    **{f"`{name}`": (name,) for name in ("sinusoidal_2d", "peg", "relative_bias", "rope", "none")},
 }
 #: Tasks of docs/which.md that share a table -> their columns.
 CLASSIFY = {"same size": "trained size", "zoomed": "zoomed", "canvas": "empty canvas"}
@@ -104,6 +99,8 @@ EFFECTS = {
 
 #: Study -> the columns whose table starts otherwise there.
 OTHER_STARTS = {"lape_place_cifar10": {"LaPE less the same table, once": "beside, LN chain - once, std 0.2"}}
+#: (data, condition, contrast) of its cells.
+CELLS = {(data, at, text) for data, at in WHERE.values() for text in (EFFECTS | OTHER_STARTS.get(data, {})).values()}
 
 
 def why_part(_: str, registry: Registry) -> str:

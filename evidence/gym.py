@@ -14,12 +14,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
-from scipy import stats
 
 from graticule.analysis.share import mean_estimate
 from graticule.lab.data.sets.gym import TASKS
 from graticule.lab.studies.results import TRAINED
-from graticule.lab.studies.significance import LEVEL, holm, rounding
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 #: (choice, task, at) -> seed -> score in percent, from chance to a perfect answer; the task "mean" is over all tasks.
@@ -78,32 +76,22 @@ def gym_part(name: str, folder: Path) -> str:
     records = read_records(folder / f"{'gym' if name == 'ranks' else 'gym_place'}.csv", GymScore)
     scores, choices = gym_scores(records), list(dict.fromkeys(row.choice for row in records))
     labels = dict(zip(choices, choice_labels(choices), strict=True))
-    parameters = {choice: f"{max(row.parameters for row in records if row.choice == choice):,}" for choice in choices}
     if name == "places":
-        where = {TRAINED: "as in training", "9 cells": f"trained on {GRIDS[TRAINED]}"}
-        titles = {at: f"{size}, {where[at]}:" for at, size in GRIDS.items()}
-        return "\n\n".join(f"{title}\n\n{_means(scores, at, labels, parameters)}" for at, title in titles.items())
-    columns = [[[*scores[choice, "mean", at].values()] for choice in choices] for at in GRIDS]
-    ranks = [rank_intervals(column) for column in columns]
-    table: Rows = [("choice", "parameters", *(text for size in GRIDS.values() for text in (size, "rank")))]
-    for n in sorted(range(len(choices)), key=lambda n: -fmean(columns[0][n])):
-        cells = [
-            text
-            for column, of_column in zip(columns, ranks, strict=True)
-            for text in (interval_text(column[n]), "{} [{}, {}]".format(*of_column[n]))
-        ]
-        table.append((f"`{labels[choices[n]]}`", parameters[choices[n]], *cells))
-    return markdown(table)
+        return _means(scores, TRAINED, labels)
+    values = {choice: [[*scores[choice, "mean", at].values()] for at in GRIDS] for choice in choices}
+    choices.sort(key=lambda choice: -fmean(values[choice][0]))
+    rows = [(f"`{labels[choice]}`", *map(interval_text, values[choice])) for choice in choices]
+    return markdown([("choice", *GRIDS.values()), *rows])
 
 
-def _means(scores: Scores, at: str, labels: Mapping[str, str], parameters: Mapping[str, str]) -> str:
+def _means(scores: Scores, at: str, labels: Mapping[str, str]) -> str:
     """Return a table with a row per choice and a column per task: mean and standard deviation over seeds."""
     tasks = [task for task in dict.fromkeys(task for _, task, _ in scores) if task != "mean"]
-    rows: Rows = [("choice", "parameters (maximum)", *tasks)]
+    rows: Rows = [("choice", *tasks)]
     for choice, label in labels.items():
         values = [[*scores[choice, task, at].values()] for task in tasks]
         cells = (f"{round(fmean(of_task))} ± {round(stdev(of_task))}" for of_task in values)
-        rows.append((label, parameters[choice], *cells))
+        rows.append((label, *cells))
     return markdown(rows)
 
 
@@ -114,31 +102,6 @@ def interval_text(values: Sequence[float]) -> str:
     '51.0 [48.5, 53.5]'
     """
     return "{:.1f} [{:.1f}, {:.1f}]".format(*map(float, mean_estimate(np.array(values))))
-
-
-def rank_intervals(seeded: Sequence[Sequence[float]]) -> list[tuple[int, int, int]]:
-    """Return the rank, the best and the worst possible rank of each choice, from its scores of the same seeds.
-
-    The interval is from 1 + the number of better choices to the number of choices that are not worse. Better and worse
-    are decided by paired t-tests, adjusted by Holm's method for all pairs with the choice; differences that are all
-    equal are not tested.
-
-    Reference: Inference for Ranks (Mogstad, Romano, Shaikh and Wilhelm, 2024), section 3, for a single rank.
-    """
-    scores = np.array(seeded)
-    mean = (difference := scores[:, None] - scores).mean(2)
-    deviation = difference.std(2, ddof=1)
-    deviation[np.ptp(difference, 2) <= rounding(abs(scores).max())] = math.nan
-    seeds = scores.shape[1]
-    p = 2 * stats.t.sf(abs(mean / deviation) * seeds**0.5, seeds - 1)
-    ranks = []
-    for index in range(len(scores)):
-        adjusted = holm([None if math.isnan(value) else float(value) for value in p[index]])
-        beyond = np.array([value is not None and value < LEVEL for value in adjusted])
-        better, worse = mean[index] < 0, mean[index] > 0
-        best, worst = 1 + int((better & beyond).sum()), len(scores) - int((worse & beyond).sum())
-        ranks.append((1 + int(better.sum()), best, worst))
-    return ranks
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:

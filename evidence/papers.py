@@ -90,11 +90,13 @@ OLDER = read_records(Path(__file__).with_name("older_studies.csv"), OlderStudy)
 
 @cache
 def link(data: str, docs: Path) -> str:
-    """Link the page of a file of docs/data; that of a study has its markers."""
+    """Link the section that has the markers of a file of docs/data."""
     for page in (*docs.glob("*.md"), *docs.glob("results/*.md")):
-        if re.search(rf"<!-- (study|origin|contrasts) {data}: begin", page.read_text(encoding="utf-8")):
-            place = page.relative_to(docs)
-            return "[rows](#older-studies)" if place.name == "papers.md" else f"[rows]({place})"
+        before, marker, _ = page.read_text(encoding="utf-8").partition(f" {data}: begin")
+        if marker:
+            heading = re.findall(r"^#+ (.*)$", before, flags=re.MULTILINE)[-1]
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            return f"[rows]({page.relative_to(docs) if page.name != 'papers.md' else ''}#{anchor})"
     return f"[rows]({PAGES.get(data, '#older-studies')})"
 
 
@@ -136,12 +138,17 @@ def text_of(row: Asked, contrast: Contrast) -> str:
     return contrast.short(1 if row.margin >= 1 else 2) + row.mark
 
 
+def is_uncontrolled(row: Asked) -> bool:
+    """Return whether a contrast is of an older study and has no control, so it is in contrasts.csv alone."""
+    return row.control.startswith("none") and row.data in {study.data for study in OLDER}
+
+
 def answers(item: Item, registry: Registry) -> str:
     """Return the contrasts of an item, a line for each question."""
     asked = [
         (row, contrast)
         for row, contrast in registry.of(family=item.paper)
-        if row.question and first_name(row.where) in item.names
+        if row.question and first_name(row.where) in item.names and not is_uncontrolled(row)
     ]
     lines = []
     for question, pairs in groupby(asked, lambda pair: pair[0].question):
@@ -149,11 +156,11 @@ def answers(item: Item, registry: Registry) -> str:
         controls = dict.fromkeys(row.control for row, _ in several)
         cells = "; ".join(
             f"{row.label}: {text_of(row, contrast)} ({len(contrast.values)}"
-            + f", {row.control}" * (len(controls) > 1)
+            + f", {row.control}" * (len(controls) > 1 or len(several) == 1)
             + ")"
             for row, contrast in several
         )
-        control = f" Control: {next(iter(controls))}." * (len(controls) == 1)
+        control = f" Control: {next(iter(controls))}." * (len(controls) == 1 < len(several))
         links = ", ".join(dict.fromkeys(link(row.data, registry.folder.parent) for row, _ in several))
         lines.append(f"*{question}* {cells}.{control} {links}")
     return "<br>".join(lines)

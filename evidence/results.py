@@ -11,14 +11,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
 from pandas import DataFrame
 
 from evidence.built import built_text, read_built, write_built
-from evidence.choices import which_part, why_part
+from evidence.choices import CELLS, which_part, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
@@ -27,9 +26,6 @@ from graticule.lab.studies.results import TRAINED, mean_table, provenance
 from graticule.lab.studies.tables import Rows, between, markdown, read_records
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
-
-#: The most conditions in a table of means.
-MOST = 8
 
 
 @dataclass(frozen=True)
@@ -117,14 +113,17 @@ def means_of(study: Study, rows: DataFrame, metric: str = "") -> Rows:
 def study_text(name: str, registry: Registry) -> str:
     """Return question, origin, means beside what was built, and contrasts of a study.
 
-    With more than `MOST` conditions the means are of those that contrasts name; docs/data has all.
+    Of several larger sizes of a mode, the largest that a contrast names is shown, or the largest; docs/data has all.
     """
     study, rows = rows_of(name, registry)
     metric = metric_of(rows.metric.iloc[0])
     conditions = [*rows[rows.metric == metric.key]["at"].unique()]
-    named = (TRAINED, *(at for asked, _ in registry.of(data=name) for *_, at in asked.terms))
+    named = {at for asked, _ in registry.of(data=name) for *_, at in asked.terms}
+    by_mode = sorted(conditions, key=lambda at: (at in named, at.split("x")))
+    largest = {at if at == TRAINED else at.rpartition(" ")[0]: at for at in by_mode}
+    conditions = [at for at in conditions if at in largest.values()]
     table = means_of(study, rows)
-    columns = [n for n, at in enumerate(table[0]) if n < 1 or len(conditions) <= MOST or at.endswith(named)]
+    columns = [n for n, at in enumerate(table[0]) if n < 1 or at in study.variants or at.endswith((*conditions,))]
     header, *means = [tuple(row[n] for n in columns) for row in table]
     header = tuple(title or metric.title for title in header)
     counts = " or ".join(sorted({str(n) for n in rows.groupby(["choice"]).seed.nunique()}))
@@ -145,8 +144,12 @@ def study_text(name: str, registry: Registry) -> str:
 
 
 def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
-    """Return the rows of a study or the gym, with a column for every variant and condition if there are several."""
-    rows = registry.of(data=name)
+    """Return the rows of a study or the gym that docs/why_lape.md does not have.
+
+    There is a column for every variant and condition, in `order` if it is given.
+    """
+    rows = [(row, contrast) for row, contrast in registry.of(data=name) if (name, row.at, row.contrast) not in CELLS]
+    rows = [pair for pair in rows if not order or pair[0].at in order]
     found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
     places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
     if order:
@@ -156,23 +159,12 @@ def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> 
         (text, row.variant, row.at): contrast.short(1 + (len(places) == 1)) + row.mark for text, row, contrast in found
     }
     texts = dict.fromkeys(text for text, _, contrast in found if contrast.values)
-    return markdown(
-        [("contrast", *titles), *((text, *(cells.get((text, *place), "") for place in places)) for text in texts)]
-    )
-
-
-def grid_text(name: str, registry: Registry) -> str:
-    """Return a table for each question to a study, whose rows have labels such as 'row: column'."""
-    tables = []
-    for question, pairs in groupby(registry.of(data=name), key=lambda pair: pair[0].question):
-        cells: dict[str, dict[str, str]] = {}
-        for asked, contrast in pairs:
-            label, _, column = asked.label.rpartition(": ")
-            cells.setdefault(label, {})[column] = contrast.short() + asked.mark
-        columns = list(dict.fromkeys(column for by in cells.values() for column in by))
-        rows = [(label, *(by.get(column, "") for column in columns)) for label, by in cells.items()]
-        tables.append(markdown([(question, *columns), *rows]))
-    return "\n\n".join(tables)
+    twice = re.compile(r"^(.+) @ (.+) - \1 @ (.+) - (.+) @ \2 \+ \4 @ \3$")  # a difference of differences
+    table = [
+        (twice.sub(r"\1 - \4, \2 less \3", text), *(cells.get((text, *place), "") for place in places))
+        for text in texts
+    ]
+    return markdown([("contrast", *titles), *table])
 
 
 def beyond_text(name: str, registry: Registry) -> str:
@@ -183,7 +175,7 @@ def beyond_text(name: str, registry: Registry) -> str:
             choice, _, change = row.label.partition(" with ")
             beyond.setdefault(change, []).append(f"{choice} {fmean(contrast.values):+.1f}")
     listed = "; ".join(f"{change}: {', '.join(choices)}" for change, choices in beyond.items())
-    return f"Of {len(pairs)} contrasts, {sum(map(len, beyond.values()))} are beyond zero. With {listed}."
+    return f"Of {len(pairs)} contrasts, {sum(map(len, beyond.values()))} are significant. With {listed}."
 
 
 def means_text(name: str, registry: Registry) -> str:
@@ -210,7 +202,6 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "origin": origin_text,
     "study": study_text,
     "contrasts": contrasts_text,
-    "grid": grid_text,
     "beyond": beyond_text,
     "means": means_text,
     "papers": papers_part,
@@ -235,17 +226,19 @@ def write_pages(docs: Path, studies: Sequence[str]) -> list[Path]:
     """Rebuild the tables of all pages of `docs`; returns the paths of those that changed.
 
     Raises:
-        ValueError: if a file of `docs`/data/measured or a study is in no page.
+        ValueError: if a page has neither the markers of a study or of a file of `docs`/data/measured nor links it.
     """
     registry, written, parts = Registry(docs / "data"), [], set[str]()
     for page in sorted(docs.rglob("*.md")):
         before = page.read_text(encoding="utf-8")
-        parts |= {name for _, name in parts_of(before)}
+        parts |= {name for _, name in parts_of(before)} | {
+            *re.findall(r"data/(?:measured/|study_)(\w+)\.csv\)", before)
+        }
         if (after := page_text(before, registry)) != before:
             written.append(write_text(page, after))
     tables = {*studies, *(path.stem for path in (docs / "data/measured").glob("*.csv"))}
     if lost := sorted(tables - parts):
-        raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")
+        raise ValueError(f"`docs` must have markers of every table, or a link to it, got none for {', '.join(lost)}.")
     return written
 
 

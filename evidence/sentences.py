@@ -39,7 +39,7 @@ from graticule.lab.studies.significance import LEVEL
 PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("which", "why_lape", "results", "extrapolation")),
-    *(f"docs/results/{name}.md" for name in ("lape_place", "peg", "mixing", "camvid", "gym", "costs")),
+    *(f"docs/results/{name}.md" for name in ("lape_place", "gym", "costs")),
 )
 #: Words of a direction: above zero, below zero, and others.
 DIRECTIONS = {

@@ -1,20 +1,14 @@
 """Commands of the command line, run within a test."""
 
-import dataclasses
 from collections.abc import Iterable
 from importlib import import_module
 
 from graticule.lab.cli import main
-from graticule.lab.commands.declared import DECLARED
 
 
 def command_options(name: str) -> type:
     """Return the dataclass of a command's options."""
-    if name in DECLARED:
-        return DECLARED[name]
-    module = import_module(f"graticule.lab.commands.{name}")
-    classes = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    return next(value for value in classes if dataclasses.is_dataclass(value) and isinstance(value, type))
+    return getattr(import_module(f"graticule.lab.commands.{name}"), f"{name.title()}Options")
 
 
 def code_of(arguments: Iterable[str]) -> int:

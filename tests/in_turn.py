@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -47,3 +48,16 @@ def case(what: object) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"in the case of {what}")
         raise
+
+
+def refusals(
+    *cases: tuple[Any, str], call: Callable[[Any], object] = lambda act: act(), error: Any = ValueError
+) -> Any:
+    """Return a test that the function of each case, or `call` of it, raises an error with the message of the case."""
+
+    @in_turn(("case", "message"), cases)
+    def test(case: Any, message: str) -> None:
+        with pytest.raises(error, match=message):
+            call(case)
+
+    return test

@@ -49,6 +49,8 @@ CALLS = {
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
+    "resize": ["./image 56 --output resized"],
+    "debias": ["./image --images ./images --output clean"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
 }
 #: Options that let a command work for long, start processes, or import files.

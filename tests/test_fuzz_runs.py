@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from fuzz import altered, changed, fuzzed, outcome, replaced, tree
-from graticule.lab.studies.runs import read_metrics, summarise
+from graticule.lab.studies.runs import read_metrics, summarize
 from graticule.lab.tasks.classification import class_names
 from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.checkpoints import best_checkpoint, read_training
@@ -68,7 +68,7 @@ def test_a_file_of_a_run_with_other_content_is_named_or_read(folder, name, data)
     with replaced(path, data.draw(altered(path))):
         before = tree(folder)
         outcome(lambda: READERS[name](Run(folder)), names=name)
-        printed = outcome(lambda: summarise(folder), names="").damage  # the summary reports it
+        printed = outcome(lambda: summarize(folder), names="").damage  # the summary reports it
         assert printed == "" or name in printed
         assert tree(folder) == before
 

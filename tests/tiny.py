@@ -67,7 +67,7 @@ def takes(joining: str, encoding: str) -> bool:
     kind, how = ENCODINGS[encoding], JOININGS[joining]
     if how.per_layer and not any(p.requires_grad for p in _position(encoding).parameters()):
         return False  # all layers would have the same table
-    return joining == "default" or kind.joined in how.joins
+    return joining == "default" or kind.joinable_as in how.accepts
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from graticule.lab.cli import COMMANDS, main
-from graticule.lab.commands.declared import KINDS
+from graticule.lab.commands.analyze import KINDS
 
 HEAD = """# Command line
 

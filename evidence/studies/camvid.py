@@ -43,15 +43,12 @@ def study() -> Study:
         without=(("relative_bias", "PVT"), ("rope", "PVT")),
         base={"fit": TRAINED, "img_size": TRAINED, "epochs": 5, "warmup_steps": 40, "accelerator": "cpu"},
         seeds=(0, 1, 2),
-        controls="The ViT has Segmenter's mask transformer and no padded convolutions, the PVT has Semantic FPN "
-        "and some. The last weights are tested on all 101 validation images at 96 x 128 (trained), 144 x 192 and "
-        "192 x 256, against the labels of the original images; for PVT, images of 144 rows are padded to 160. PVT "
-        "supports neither a relative bias nor a rotation, since it has fewer keys than queries.",
+        controls="The ViT has Segmenter's mask transformer and no padded convolutions; the PVT has Semantic FPN and "
+        "some. The last weights are tested on all 101 validation images at 96 x 128 (trained), 144 x 192 and 192 x "
+        "256. PVT has fewer keys than queries and supports neither a relative bias nor a rotation.",
         follows="LaPE (Yu et al., 2023), Table 4, and CPVT (Chu et al., 2023), Table 13, with other models and data",
-        limits="After 5 epochs this compares how early position helps, not the final accuracy. With three seeds a "
-        "test has little power. No table with std 1 was run, so LaPE's amplitude is not controlled for. The scores "
-        "of seed 0 of four choices of the ViT (none, learnable, with LaPE, sinusoidal_2d) were known when the "
-        "tests were chosen.",
+        limits="Five epochs and three seeds: tests have little power, and LaPE's amplitude is not controlled for, as "
+        "no table with std 1 was run. Seed 0 of four choices of the ViT was known when the tests were chosen.",
         expects={
             "images": 367,
             "ViT": {"model": "vit_nano_patch4_28", "patch_size": 8, "layers": 6, "grid": "12 x 16"},

@@ -28,15 +28,12 @@ def study() -> Study:
             "learnable": {"encoding": "learnable"},
         },
         controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' "
-        "has no border. Without padding, tokens with an incomplete neighborhood get no encoding, so the border "
-        "still differs.",
+        "has no border. Without padding, tokens at the border get no encoding, so the border still differs.",
         follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
-        limits="'PEG at 3' is after the last layer, where it cannot change the class token, the only token that "
-        "is read: a model without position, which says nothing on late positions, such as 10 of 12 layers in Table "
-        "6. 'PEG at 2', the last position with an effect, was added when the other scores were known. A kernel of "
-        "9 x 9 covers the grid from each of its positions, as 27 x 27 does on 14 x 14. The runs of 'none', 'PEG at "
-        "0' and 'learnable' are those of `extrapolation` and were known when the tests were chosen. This measures "
-        "the speed of learning as much as the final accuracy.",
+        limits="'PEG at 3' follows the last layer and cannot change the class token, so it is a model without "
+        "position. 'PEG at 2', the last one with an effect, was added when the other scores were known. A kernel of "
+        "9 x 9 covers this grid as 27 x 27 covers 14 x 14. 'none', 'PEG at 0' and 'learnable' are runs of "
+        "`extrapolation` and were known when the tests were chosen.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "PEG at 0": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1, padding='zeros')"},

@@ -25,13 +25,11 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(110, 118)),
-        controls="'table' has the spread of a normalized table. The stacks are one PEG of four convolutions with "
-        "batch norm and ReLU; 'four PEGs' has one before each layer. In all models the final norm is before the "
-        "pooling.",
+        controls="'table' has the standard deviation of a normalized table. A stack is one PEG of four convolutions "
+        "with batch norm and ReLU; 'four PEGs' has one before each layer. The final norm is before the pooling.",
         follows="CPVT (Chu et al., 2023), Tables 3, 7 and 14",
-        limits="The paper's stack of Table 14 is depth-wise; it was added, with its tests, when the other scores "
-        "were known. A kernel of 7 x 7 covers the grid from each position but those of the border. The paper has "
-        "five PEGs in twelve layers.",
+        limits="The depth-wise stack, as in the paper's Table 14, and its tests were added when the other scores were "
+        "known. The paper has five PEGs in twelve layers.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "table": {"std": 1.0, "model": "vit_nano_patch4_28", "global_pool": "token", "final_norm": True},

@@ -44,14 +44,14 @@ def study() -> Study:
         choices=choices,
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(90, 98)),
-        controls="'table' has the spread of a normalized table; the rows of sinusoids of 'spread 1' differ from "
-        "their mean as much. 'beside' adds the table to the normalized tokens of every layer, without LaPE's "
-        "norms, with the spread that those norms give it. The relative bias of 'std 1' starts as large as LaPE's "
-        "norm makes it; over the heads it stays relative, over the keys it also adds absolute position. 'from "
-        "zero' is the start of LaPE's released code. In all models the final norm is before the pooling.",
+        controls="'table' has the standard deviation of a normalized table, and so have the sinusoids of 'spread 1' "
+        "around their mean. Sinusoids 'beside' have the spread that LaPE's norms give them. The relative bias of "
+        "'std 1' starts as large as LaPE's norm makes it; over the heads it stays relative, over the keys it also "
+        "adds absolute position. 'from zero' is the start of LaPE's released code. The final norm is before the "
+        "pooling.",
         follows="LaPE (Yu et al., 2023), Table 7; its first version (2022), Table 6; CPVT (Chu et al., 2023), Table 3",
-        limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero', with their "
-        "tests, were added when the other scores were known.",
+        limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero' and their "
+        "tests were added when the other scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             **{name: {"std": 1.0} for name in choices if name.startswith("table") or name.endswith("std 1")},

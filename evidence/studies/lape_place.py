@@ -28,11 +28,7 @@ def study() -> Study:
         seeds=tuple(range(40, 52)),
         sizes=((28, 28), (40, 40)),
         modes=("zoom", "canvas"),
-        controls="'std 1' is the spread of a normalized table, and 'once, std 1' the best of three at the trained "
-        "size, by an earlier study with other seeds. 'beside' adds the raw table to the normalized tokens of every "
-        "layer: LaPE without its norms. 'queries and keys' does the same without the values. 'LN chain, std 1' is "
-        "LaPE of a table that starts at 1: it moves as slowly as one without a norm, while under a norm one that "
-        "starts at 0.02 moves 50 times as fast.",
+        controls="'once, std 1' was the best of three at the trained size, in an earlier study with other seeds.",
         limits="'LN chain, std 1' and its two tests were added when the other scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 4},

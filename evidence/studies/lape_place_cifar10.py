@@ -38,12 +38,9 @@ def study() -> Study:
         seeds=tuple(range(400, 408)),
         sizes=((48, 48),),
         modes=("zoom", "canvas"),
-        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
-        "tokens of every layer: LaPE without its norms. Tables of ViT-Lite start at 0.2 in the authors' code, and "
-        "so does that of 'LN chain'.",
+        controls="Tables of ViT-Lite start at 0.2 in the authors' code, and so does the table of 'LN chain' here.",
         follows="LaPE (Yu et al., 2023), Table 2, rows ViT-Lite",
-        limits="A tenth of the images, with crops and flips alone, tested on 2,000. They are JPEG copies of the "
-        "published ones.",
+        limits="A tenth of the images (JPEG copies), augmented by crops and flips only, tested on 2,000.",
         folder="CIFAR10",
         expects={
             **{"grid": "8 x 8", "layers": 2, "images": 5000},

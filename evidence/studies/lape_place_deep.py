@@ -23,9 +23,7 @@ def study() -> Study:
         base={"model_kwargs": ("depth=24",)},
         seeds=tuple(range(80, 85)),
         sizes=((40, 40),),
-        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
-        "tokens of every layer: LaPE without its norms.",
-        limits="The last three choices, with their tests, were added when the scores of the others were known.",
+        limits="The last three choices and their tests were added when the other scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 24},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

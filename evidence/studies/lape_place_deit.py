@@ -36,9 +36,7 @@ def study() -> Study:
         },
         seeds=tuple(range(300, 312)),
         sizes=((40, 40), (56, 56)),
-        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
-        "tokens of every layer: LaPE without its norms.",
-        limits="Three epochs, a tenth of the usual training; the seeds are those that a GPU had time for, in order.",
+        limits="Three epochs are a tenth of the usual training. The GPU had time for these seeds only.",
         expects={
             **{"grid": "14 x 14", "layers": 12, "images": 60_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

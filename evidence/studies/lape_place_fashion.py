@@ -34,10 +34,8 @@ def study() -> Study:
         },
         seeds=tuple(range(60, 68)),
         sizes=((40, 40),),
-        controls="'std 1' is the spread of a normalized table; 'beside' adds the raw table to the normalized "
-        "tokens of every layer: LaPE without its norms.",
-        limits="A twentieth of the images, tested on 1,000. The last three choices, with their tests, were added "
-        "when the scores of the others were known.",
+        limits="A twentieth of the images, tested on 1,000. The last three choices and their tests were added when "
+        "the other scores were known.",
         expects={
             **{"grid": "7 x 7", "layers": 6, "images": 3_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

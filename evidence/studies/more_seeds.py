@@ -20,12 +20,11 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(130, 152)),
-        controls="As in lape_controls: the sinusoids have the same spread and place with and without LaPE's "
-        "norms. None of its seeds is used again.",
+        controls="As in `lape_controls`, with other seeds: the sinusoids have the same spread and enter at the same "
+        "point with and without LaPE's norms.",
         follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
-        limits="The number of seeds is the one that lape_controls named when this was declared, adjusted for fewer "
-        "tests. It was declared with two looks, after 11 and 22 seeds, which multiply p by 1.13 without another "
-        "finding.",
+        limits="`lape_controls` determined the number of seeds. Two looks were declared, after 11 and 22 seeds, which "
+        "multiply p by 1.13 without changing an answer.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "table": {"std": 1.0},

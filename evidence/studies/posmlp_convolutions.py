@@ -23,7 +23,6 @@ def study() -> Study:
         "named by its patch embedding and its patch merging. 'one stage' is a gMLP with about twice the "
         "parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
-        limits="After 8 epochs this measures the speed of learning as much as the final accuracy.",
         expects={
             "layers": 6,
             "one stage": {"grid": "7 x 7", "windows": "", "std": 1e-6},

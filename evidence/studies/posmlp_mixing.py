@@ -29,7 +29,7 @@ def study() -> Study:
         "first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6 and Figure 1 (f)",
         limits="Convolutions of the stem and between the stages give position to all and carry content between "
-        "windows. LRPE and GLRPE have tables without a width and are left out.",
+        "windows.",
         expects={
             **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4"},
             **{name: {"epochs": 120, "images": 500} for name in ("GGQPE, 500 digits", "dense, 500 digits")},

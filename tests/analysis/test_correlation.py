@@ -12,7 +12,7 @@ from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from graticule.position.grid import Grid
 from graticule.position.position import CombinedPosition
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 
@@ -32,13 +32,9 @@ def patches(table, grid):
     return grid.split(table.detach().double())[1].numpy()
 
 
-# The cosine
-
-
 def test_a_row_of_zeros_has_no_cosine():
     s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
-    assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
-    assert s[0, 2] == pytest.approx(0.5**0.5)
+    assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all() and s[0, 2] == pytest.approx(0.5**0.5)
 
 
 class QueriesKeys(graticule.Joining):
@@ -62,13 +58,9 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
     assert result.untrained.shape == (2,)
 
 
-# The numbers
-
-
 def test_reach_by_hand():
     line = Grid(1, 3)
-    assert reach(np.eye(3), line) == 0
-    assert reach(np.ones((3, 3)), line) == pytest.approx(8 / 9)
+    assert reach(np.eye(3), line) == 0 and reach(np.ones((3, 3)), line) == pytest.approx(8 / 9)
     s = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, -1.0], [0.0, -1.0, 1.0]])  # a negative cosine has no weight
     assert reach(s, line) == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
 
@@ -129,16 +121,12 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range_of_r
     size = correlations(*shares).reach_range
     assert correlations(*shares, untrained=[size / 2, size, 2 * size]).p_value == pytest.approx(3 / 4)
     beyond = correlations(*shares, untrained=[0.0] * 39)
-    assert beyond.p_value == pytest.approx(1 / 40)
-    assert "p = 0.025, 39 untrained models" in beyond.verdict
+    assert beyond.p_value == pytest.approx(1 / 40) and "p = 0.025, 39 untrained models" in beyond.verdict
     assert "rank correlation with depth +1.00" in beyond.verdict
     drowned = correlations(*shares, untrained=[1.0] * 39).verdict
     assert "within what untrained models show (p = 1)" in drowned and "rank correlation" not in drowned
     # equal layers are like untrained ones, despite rounding
     assert correlations(0.5, 0.5 + 1e-12, untrained=[0.0] * 39).p_value == 1
-
-
-# Values read from a model
 
 
 @pytest.mark.parametrize("size", [28, (20, 32)])
@@ -150,8 +138,7 @@ def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
     for layer, block in enumerate(model.blocks):
         seen = patches(torch.nn.functional.layer_norm(w, (64,), block.norm1.weight, block.norm1.bias, 1e-6), model.grid)
         np.testing.assert_allclose(result.similarity[layer], cosine_similarity(seen), atol=1e-5)
-    assert result.sources == ("stream",) * 6
-    assert result.similarity.dtype == np.float64
+    assert result.sources == ("stream",) * 6 and result.similarity.dtype == np.float64
     assert result.center_maps.shape == (6, *model.grid.shape)
     np.testing.assert_allclose(result.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
 
@@ -180,19 +167,10 @@ def test_a_layer_with_both_sees_their_sum():
     assert result.initial is None
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
-        (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
-    ],
+test_another_model_and_a_negative_number_of_untrained_models_are_refused = refusals(
+    (lambda: position_correlations(torch.nn.Linear(2, 2)), "`model` must be a backbone"),
+    (lambda: position_correlations(nano(), untrained=-1), "`untrained` must be at least 0, got -1"),
 )
-def test_another_model_and_a_negative_number_of_untrained_models_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-# To and from a file
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
@@ -206,9 +184,6 @@ def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
         assert ("initial" in arrays) == (result.initial is not None)
         for name in arrays.keys() - {"grid", "sources"}:
             np.testing.assert_array_equal(arrays[name], np.array(getattr(result, name)))
-
-
-# Texts
 
 
 @pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
@@ -250,14 +225,10 @@ def test_layers_without_position_have_no_correlation():
     result = position_correlations(nano(joining="lape(layers=4)"))
     assert result.sources == ("after_norm",) * 4 + (None, None)
     assert np.isfinite(result.similarity[:4]).all() and np.isnan(result.similarity[4:]).all()
-    assert np.isfinite(result.reach[:4]).all() and np.isnan(result.reach[4:]).all()
-    assert np.isfinite(result.hierarchy)
+    assert np.isfinite(result.reach[:4]).all() and np.isnan(result.reach[4:]).all() and np.isfinite(result.hierarchy)
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
-
-
-# The coefficients of LaPE's Eq. 6 and 7
 
 
 def small(encoding="learnable", joining="default", name="vit_nano_patch4_28", **kwargs):
@@ -304,20 +275,15 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
         torch.testing.assert_close(whole, out, rtol=1e-9, atol=1e-9)
 
 
-@in_turn(
-    ("model", "message"),
-    [
-        (lambda: torch.nn.Linear(2, 2).double(), "`model` must be a backbone of one stage, got Linear"),
-        (lambda: graticule.create_model("pvt_tiny", img_size=32).double(), "`model` must be a backbone of one stage"),
-        (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
-        (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
-        (lambda: small("rope"), "`model` must add one table to the embedded tokens"),
-        (lambda: small("none"), "got none in the first layer"),
-        (lambda: small(pre_norm=True), "`model` must have blocks x \\+ f\\(LN\\(x\\)\\) and no norm before the first"),
-        (lambda: small(block_layer="post_norm"), "`model` must have blocks"),
-        (lambda: small(name="vit_lite_7_4_32"), "`model` must have blocks"),
-    ],
+test_coefficients_need_one_table_on_the_residual_stream = refusals(
+    (lambda: torch.nn.Linear(2, 2).double(), "`model` must be a backbone of one stage, got Linear"),
+    (lambda: graticule.create_model("pvt_tiny", img_size=32).double(), "`model` must be a backbone of one stage"),
+    (lambda: small("learnable", "lape"), "one table to the embedded tokens.*got after_norm in the first layer"),
+    (lambda: small("learnable", "shared"), "`model` must add one table to the embedded tokens"),
+    (lambda: small("rope"), "`model` must add one table to the embedded tokens"),
+    (lambda: small("none"), "got none in the first layer"),
+    (lambda: small(pre_norm=True), "`model` must have blocks x \\+ f\\(LN\\(x\\)\\) and no norm before the first"),
+    (lambda: small(block_layer="post_norm"), "`model` must have blocks"),
+    (lambda: small(name="vit_lite_7_4_32"), "`model` must have blocks"),
+    call=lambda model: norm_coefficients(model(), torch.randn(1, 1, 8, 12, dtype=torch.float64)),
 )
-def test_coefficients_need_one_table_on_the_residual_stream(model, message):
-    with pytest.raises(ValueError, match=message):
-        norm_coefficients(model(), torch.randn(1, 1, 8, 12, dtype=torch.float64))

@@ -18,15 +18,8 @@ from tiny import draw, tiny
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
 PYRAMIDS = ("swin", "pvt")
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
-PVT = {
-    "img_size": 32,
-    "embed_dims": (8, 16),
-    "depths": (2, 1),
-    "num_heads": (1, 2),
-    "mlp_ratios": (2, 2),
-    "sr_ratios": (2, 1),
-    "num_classes": 5,
-}
+PVT = {"img_size": 32, "embed_dims": (8, 16), "depths": (2, 1), "num_heads": (1, 2), "num_classes": 5}
+PVT |= {"mlp_ratios": (2, 2), "sr_ratios": (2, 1)}
 
 
 def drawn(name, **kwargs):
@@ -43,10 +36,6 @@ def pyramid(name, **kwargs):
     if name == "swin":
         return drawn("swin_tiny_patch4_window7_224", **{"encoding": "learnable", **SWIN, **kwargs})
     return drawn("pvt_tiny", **{**PVT, **kwargs})
-
-
-def t2t(**kwargs):
-    return graticule.create_model("t2t_vit_7", img_size=128, embed_dim=64, depth=2, num_heads=2, **kwargs)
 
 
 def layer_norm(x, norm):
@@ -85,9 +74,6 @@ def table_of(model, index=0):
     return tables[index]
 
 
-# Families of one stage
-
-
 @torch.no_grad()
 @in_turn("name", COMPACT)
 @in_turn("joining", ["default", "shared", "unshared", "lape"])
@@ -111,17 +97,13 @@ def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does
         np.testing.assert_allclose(result.initial, cosine_similarity(patches), rtol=0, atol=1e-12)
 
 
-# Pyramids
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("size", [32, (40, 24), (36, 28)])
 def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
     model = pyramid("swin", img_size=size)
     w = table_of(model)
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
-    assert first.grid == model.grid
-    assert second.grid == Grid(-(-model.grid.height // 2), -(-model.grid.width // 2))
+    assert first.grid == model.grid and second.grid == Grid(-(-model.grid.height // 2), -(-model.grid.width // 2))
     assert_layers_see(first, *[layer_norm(w, block.norm1) for block in model.layers[0].blocks])
     assert_layers_see(second, layer_norm(swin_merged(model, w, model.grid), model.layers[1].blocks[0].norm1))
     assert (first.sources, second.sources) == (("stream", "stream"), ("stream",))
@@ -130,17 +112,14 @@ def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
 
 
 @torch.no_grad()
-@in_turn("size", [32, (40, 24), (36, 28)])
+@in_turn("name", PYRAMIDS)
 @in_turn("joining", ["lape", "lape_sharing"])
-def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, size):
-    model = pyramid("swin", img_size=size, joining=joining)
-    w = table_of(model)
-    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+def test_layers_of_a_pyramid_with_lape_see_its_tables(joining, name):
+    model = pyramid(name, joining=joining)
+    *seen, last = (position.after_norm for position in model.position(model.grid))
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
-    progressive = layer_norm(w, norm) if joining == "lape" else w
-    assert_layers_see(first, layer_norm(w, norm), layer_norm(progressive, two))
-    last = layer_norm(progressive, two) if joining == "lape" else w
-    assert_layers_see(second, layer_norm(swin_merged(model, last, model.grid), three))
+    assert_layers_see(first, *seen)
+    assert_layers_see(second, last)
     assert (first.sources, second.sources) == (("after_norm", "after_norm"), ("after_norm",))
 
 
@@ -155,15 +134,6 @@ def test_every_stage_of_pvt_adds_a_table_to_the_embedded_one(global_pool):
     carried = pvt_merged(model, w, model.grid) + v[second.grid.prefix :]
     assert_layers_see(second, layer_norm(carried, model.blocks[1][0].norm1))
     assert first.initial is None and second.initial is None  # there are two tables
-
-
-@torch.no_grad()
-def test_lape_in_pvt_normalises_the_table_of_each_stage():
-    model = pyramid("pvt", joining="lape")
-    (norm, two), (three,) = (stage.joining.norms for stage in model.position.stages)
-    once = layer_norm(table_of(model, 0), norm)
-    assert_layers_see(position_correlations(model, stage=0), once, layer_norm(once, two))
-    assert_layers_see(position_correlations(model, stage=1), layer_norm(table_of(model, 1), three))
 
 
 ALL = {
@@ -195,9 +165,6 @@ def test_a_folded_model_has_the_same_correlations(name, joining):
     assert model.position.training
 
 
-# The command
-
-
 SMALL = ("--limit-train", 20, "--limit-test", 20, "--batch-size", 10, "--epochs", 1, "--warmup-epochs", 0)
 SIZE = ("--img-size", 32, 32, "--accelerator", "cpu")
 SWIN_OPTIONS = ("--model-kwargs", "embed_dim=12", "depths=[2,1]", "num_heads=[3,6]", "window_size=4")
@@ -219,6 +186,6 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     assert out.count("reach over the layers: a range of") + out.count("nothing to compare") == 2
     for name, side, layers in ((names[0], 8, 2), (names[1], 4, 1)):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        result = np.load(tmp_path / "found" / f"{name}.npz")
-        assert tuple(result["grid"][:2]) == (side, side) and len(result["sources"]) == layers
-        assert np.isfinite(result["similarity"]).all()
+        with np.load(tmp_path / "found" / f"{name}.npz") as result:
+            assert tuple(result["grid"][:2]) == (side, side) and len(result["sources"]) == layers
+            assert np.isfinite(result["similarity"]).all()

@@ -20,6 +20,8 @@ from graticule.analysis.share import position_share
 from graticule.external import Eraser, Subtraction
 from graticule.external.traced_model import TracedModel, view_of
 from graticule.position.grid import Grid
+from in_turn import refusals
+from tiny import assert_same
 
 GRID, DIM = Grid(4, 6), 24
 debias_module = importlib.import_module("graticule.analysis.debias")  # the function has its name
@@ -74,8 +76,7 @@ def test_planted_positions_are_removed(method):
     removal = debiased.removals["features"]
     if isinstance(removal, Subtraction):
         # what remains is the error of 3 + 5 functions of 24 positions, estimated from 40 images
-        assert after.low < 8 / 24 / 40 < after.high
-        assert report.content is None and "content" not in str(report)
+        assert after.low < 8 / 24 / 40 < after.high and report.content is None and "content" not in str(report)
     else:
         assert after.low < 0 < after.high
         assert report.components == 2 and between(removal.read, model.directions) < (20 if method == "leace" else 5)
@@ -119,8 +120,8 @@ def test_on_one_black_image_blank_removes_the_subspace_of_insid3(monkeypatch):
     images = draw_images(5)
     projected = model(images) - model(images) @ basis @ basis.T
     difference = ours(images) - projected  # ours keeps the mean in the directions, the same for all patches
-    torch.testing.assert_close(difference, difference[:1, :1].expand_as(difference), rtol=0, atol=1e-5)
-    torch.testing.assert_close(difference[0, 0], basis @ basis.T @ features.mean(1), rtol=0, atol=1e-5)
+    assert_same(difference, difference[:1, :1].expand_as(difference), 1e-5)
+    assert_same(difference[0, 0], basis @ basis.T @ features.mean(1), 1e-5)
 
 
 def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():
@@ -294,43 +295,23 @@ def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
     assert record["labels"][0]["value"] == report.labels[0].value and record["method"] == "mean"
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [
-        ({"images": draw_images(1).repeat(12, 1, 1, 1)}, "must differ"),
-        ({"images": draw_images(8)}, "at least 9"),
-        ({"images": draw_images(12)[..., :7]}, "img_size"),
-        ({"method": "mean"}, "only 'blank' works without"),
-        ({"method": "leace"}, "must be given for 'leace'"),
-        ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
-        ({"images": draw_images(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
-        ({"images": draw_images(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
-        ({"images": draw_images(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
-        ({"images": draw_images(12), "labels": torch.zeros(12, 5)}, "one per patch"),
-        ({"images": draw_images(12), "layers": [3]}, "`layers` must be from 0 to 0"),
-        ({"images": draw_images(12), "layers": [0]}, "no `forward_intermediates`"),
-        ({"images": draw_images(12), "method": "pca"}, "`method` must be"),
-    ],
+test_invalid_arguments_of_debias_are_refused = refusals(
+    ({"images": draw_images(1).repeat(12, 1, 1, 1)}, "must differ"),
+    ({"images": draw_images(8)}, "at least 9"),
+    ({"images": draw_images(12)[..., :7]}, "img_size"),
+    ({"method": "mean"}, "only 'blank' works without"),
+    ({"method": "leace"}, "must be given for 'leace'"),
+    ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
+    ({"images": draw_images(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
+    ({"images": draw_images(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
+    ({"images": draw_images(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
+    ({"images": draw_images(12), "labels": torch.zeros(12, 5)}, "one per patch"),
+    ({"images": draw_images(12), "layers": [3]}, "`layers` must be from 0 to 0"),
+    ({"images": draw_images(12), "layers": [0]}, "no `forward_intermediates`"),
+    ({"images": draw_images(12), "method": "pca"}, "`method` must be"),
+    call=lambda kwargs: graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs),
+    error=(ValueError, TypeError),
 )
-def test_invalid_arguments_of_debias_are_refused(kwargs, text):
-    with pytest.raises((ValueError, TypeError), match=text):
-        graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs)
-
-
-def test_quantized_and_debiased_models_are_refused():
-    model = nn.Module()
-    model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    with pytest.raises(ValueError, match="must have weights in floating point, got a quantized one"):
-        graticule.debias(model, draw_images(12))
-    once = graticule.debias(Planted().eval(), draw_images(12))
-    with pytest.raises(ValueError, match=r"use model.backbone"):
-        graticule.debias(once, draw_images(12))
-
-
-def test_images_of_a_size_that_the_model_refuses_are_refused():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24, num_heads=3)
-    with pytest.raises(ValueError, match="`images` must have a size that the model takes, got 48 x 48"):
-        graticule.debias(model, tiny.images(48, 48, batch=9))
 
 
 def test_an_eraser_of_orthonormal_directions_is_a_projection():
@@ -339,3 +320,20 @@ def test_an_eraser_of_orthonormal_directions_is_a_projection():
     eraser = Eraser(mean, basis, basis)
     torch.testing.assert_close((eraser(x) - mean) @ basis, torch.zeros(3, 2, dtype=torch.float64))
     torch.testing.assert_close(eraser(eraser(x)), eraser(x))
+
+
+def quantized():
+    model = nn.Module()
+    model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
+    return model
+
+
+test_models_that_cannot_be_debiased_are_refused = refusals(
+    (quantized, "must have weights in floating point, got a quantized one"),
+    (lambda: graticule.debias(Planted().eval(), draw_images(12)), "use model.backbone"),
+    call=lambda model: graticule.debias(model(), draw_images(12)),
+)
+test_images_of_a_size_that_the_model_refuses_are_refused = refusals(
+    (tiny.images(48, 48, batch=9), "`images` must have a size that the model takes, got 48 x 48"),
+    call=lambda images: graticule.debias(timm.create_model("vit_tiny_patch16_224", **tiny.SIZE), images),
+)

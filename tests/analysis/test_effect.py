@@ -1,4 +1,4 @@
-"""Views with the position zeroed, shuffled or of another size, the effects on features, and those of larger images."""
+"""Effects of views with another position, and of another size: of tokens, content and values of position."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 import graticule
-import tiny
-from graticule.analysis.effect import FeatureComparison, resampled
+from graticule.analysis import audit
+from graticule.analysis.effect import FeatureComparison, resampled, resize_images
 from graticule.external.traced_model import TracedModel, view_of
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from in_turn import in_turn
+from tiny import SIZE, assert_same, draw, shuffle_patches, tiny
+from tiny import images as draw_images
 
 #: Every form of position information: tables, biases, rotations, functions of the tokens.
 FORMS = [
@@ -27,11 +29,11 @@ FORMS = [
 @in_turn(("encoding", "joining"), FORMS)
 def test_shuffling_positions_is_shuffling_patches(encoding, joining):
     """Patch i with the position of i' equals patch i at i', since only position distinguishes the patches."""
-    model = tiny.draw(tiny.tiny(encoding, joining, img_size=(24, 40))).double().eval()
-    images = tiny.images(24, 40, dtype=torch.float64)
+    model = draw(tiny(encoding, joining, img_size=(24, 40))).double().eval()
+    images = draw_images(24, 40, dtype=torch.float64)
     result = view_of(model).shuffled(seed=3).run(images)
     order = permutation(15, 3)  # patch i gets the position of order[i]
-    moved = view_of(model).run(tiny.shuffle_patches(images, order.argsort()))
+    moved = view_of(model).run(shuffle_patches(images, order.argsort()))
     for (x, grid), (y, _) in zip(result.layers, moved.layers, strict=True):
         prefix, expected = grid.split(y)
         torch.testing.assert_close(grid.split(x)[1], expected[:, order], rtol=1e-9, atol=1e-9)
@@ -40,17 +42,17 @@ def test_shuffling_positions_is_shuffling_patches(encoding, joining):
 
 @pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("peg", "default"), ("rope", "default")])
 def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
-    model, bare = tiny.draw(tiny.tiny(encoding, joining)).eval(), tiny.tiny("none").eval()
+    model, bare = draw(tiny(encoding, joining)).eval(), tiny("none").eval()
     state = model.state_dict()
     bare.load_state_dict({name: state[name] for name in bare.state_dict()})
-    images = tiny.images()
+    images = draw_images()
     result, expected = view_of(model).without_position().run(images), view_of(bare).run(images)
-    torch.testing.assert_close(result.logits, expected.logits, rtol=0, atol=0)
+    assert_same(result.logits, expected.logits, 0)
 
 
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
-    model = tiny.draw(tiny.tiny("rope")).double().eval()
-    images = tiny.images(dtype=torch.float64)
+    model = draw(tiny("rope")).double().eval()
+    images = draw_images(dtype=torch.float64)
     larger = view_of(model, (96, 96))  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
     result = view_of(model).with_position_of(larger).run(images)
     with torch.no_grad():
@@ -65,7 +67,7 @@ def test_gated_mlps_cannot_do_without_position():
     model = graticule.create_model("posmlp_nano_32", num_classes=3, in_chans=3)
     with pytest.raises(Unavailable, match="mixes tokens by position information alone"):
         view_of(model).without_position()
-    before, after = (view.run(tiny.images()) for view in (view_of(model), view_of(model).shuffled()))
+    before, after = (view.run(draw_images()) for view in (view_of(model), view_of(model).shuffled()))
     assert not torch.equal(before.logits, after.logits)
 
 
@@ -142,23 +144,20 @@ STOCK = {
 
 @in_turn("name", STOCK)
 def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
-    model = tiny.draw(timm.create_model(name, num_classes=3, **STOCK[name])).double().eval()
+    model = draw(timm.create_model(name, num_classes=3, **STOCK[name])).double().eval()
     if "mixed" in name:
         model.rope.float()  # timm 1.0.26 multiplies its coordinates with frequencies in float32
     height, width = STOCK[name]["img_size"]
-    images, side = tiny.images(height, width, dtype=torch.float64), height // 4
+    images, side = draw_images(height, width, dtype=torch.float64), height // 4
     order = permutation(24, 3)
     for view in (view_of(model), TracedModel(model)):  # converted, and as it is
         before, result = view.run(images), view.shuffled(seed=3).run(images)
-        moved = view.run(tiny.shuffle_patches(images, order.argsort(), side))
+        moved = view.run(shuffle_patches(images, order.argsort(), side))
         (x, grid), (y, _) = result.layers[-1], moved.layers[-1]
         torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-9, atol=1e-9)
         assert not torch.allclose(grid.split(x)[1], grid.split(before.layers[-1][0])[1])
         without = view.without_position()
-        (a, _), (b, _) = (
-            without.run(images).layers[-1],
-            without.run(tiny.shuffle_patches(images, order, side)).layers[-1],
-        )
+        (a, _), (b, _) = (without.run(images).layers[-1], without.run(shuffle_patches(images, order, side)).layers[-1])
         torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-9, atol=1e-9)
         after = view.run(images)
         assert all(torch.equal(p, q) for (p, _), (q, _) in zip(before.layers, after.layers, strict=True))
@@ -167,9 +166,9 @@ def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
 def test_an_edit_replaces_the_tokens_of_a_model_of_timm_and_of_a_pyramid():
     for model, size in (
         (timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3), 32),
-        (tiny.tiny("learnable"), 32),
+        (tiny("learnable"), 32),
     ):
-        view, images = view_of(model), tiny.images(size, size)
+        view, images = view_of(model), draw_images(size, size)
         result = view.run(images, lambda layer, x, grid: torch.full_like(x, float(layer)))
         assert [float(x.unique()) for x, _ in result.layers] == [float(layer) for layer in range(len(result.layers))]
         assert torch.equal(view.run(images, lambda layer, x, grid: x).logits, view.run(images).logits)
@@ -183,11 +182,11 @@ def test_blocks_and_windows_of_timms_swin_are_found():
     view = view_of(swin)
     assert [grid.shape for grid in view.grids((64, 128))] == [(16, 32), (16, 32), (8, 16), (8, 16)]
     assert TracedModel(swin).position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
-    first = view.attention(tiny.images(64, 128))[0]
+    first = view.attention(draw_images(64, 128))[0]
     assert first.weights.shape == (2 * 4 * 8, 1, 16, 16) and first.queries.shape == (4, 4)
     np.testing.assert_allclose(first.weights.sum(-1), 1, atol=1e-6)
-    before = view.run(tiny.images(64, 128)).logits
-    assert not torch.equal(before, view.shuffled().run(tiny.images(64, 128)).logits)
+    before = view.run(draw_images(64, 128)).logits
+    assert not torch.equal(before, view.shuffled().run(draw_images(64, 128)).logits)
 
 
 def test_a_model_without_blocks_is_refused():
@@ -198,7 +197,7 @@ def test_a_model_without_blocks_is_refused():
 
 
 def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_it_is_timed():
-    model = graticule.fold(tiny.tiny("learnable").eval(), sizes=2)
+    model = graticule.fold(tiny("learnable").eval(), sizes=2)
     folded = model.position
     seen = []
 
@@ -211,5 +210,83 @@ def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_
     seen.clear()  # folding it again also computes it
     with torch.no_grad():
         computed(torch.randn(1, 3, 32, 32))
-    assert seen == [folded.original] and not isinstance(seen[0], Folded)
-    assert model.position is folded
+    assert seen == [folded.original] and not isinstance(seen[0], Folded) and model.position is folded
+
+
+#: Threads that ask why another size is worse: rf-detr#715, MAE-pytorch#39, Swin#363, open_clip#76, track_on#3.
+IMAGE_SIZES = ((32, 32), (48, 64), (64, 64))
+WITHOUT_CLASS = {"class_token": False, "global_pool": "avg"}
+
+
+class Wrapped(nn.Module):
+    """A model of a class that no library knows, so its structure is found by a recorded pass."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model(images)
+
+
+def effects(model, sizes=IMAGE_SIZES):
+    """Return the effects of the passes by name, and what could not be measured."""
+    images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sized = {size: resize_images(images, size) for size in sizes}
+    result = audit(model.double().eval(), sized, (32, 32), timed=False, causes=True)
+    return {effect.name: effect for effect in (*result.causes, *result.sizes.values())}, result
+
+
+def other(**options):
+    torch.manual_seed(0)
+    return draw(timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **SIZE, **options))
+
+
+MODELS = {
+    "ours": lambda: draw(tiny("learnable", **WITHOUT_CLASS)),
+    "timm": lambda: other(**WITHOUT_CLASS),
+    "unknown class": lambda: Wrapped(other(**WITHOUT_CLASS)),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_repeated_patches_with_repeated_positions_change_nothing(model):
+    """Without prefix tokens, and a whole number of copies, attention and means are the same."""
+    passes, result = effects(MODELS[model]())
+    assert list(passes) == [
+        *("48 x 64, tokens", "48 x 64, content", "64 x 64, tokens", "64 x 64, content", "48 x 64", "64 x 64")
+    ]
+    assert passes["64 x 64, tokens"].change.max() < 1e-6 < passes["48 x 64, tokens"].change.min()
+    assert passes["48 x 64, tokens"].change.max() < passes["48 x 64, content"].change.mean() / 2
+    for size in ("48 x 64", "64 x 64"):
+        assert abs(passes[f"{size}, content"].change - passes[size].change).max() > 1e-4
+    if model != "unknown class":
+        assert sum(row[0].startswith("at ") for row in result.summary()) == 6
+
+
+def test_without_position_the_values_change_nothing():
+    passes, _ = effects(tiny("none"))
+    assert (passes["48 x 64, content"].change == passes["48 x 64"].change).all()
+    assert passes["48 x 64, tokens"].change.min() > 0  # the class token has less weight among more
+
+
+def test_a_recorded_model_has_the_causes_of_the_model_that_is_known():
+    (known, _), (found, _) = effects(other()), effects(Wrapped(other()))
+    assert known.keys() == found.keys() and len(known) == 6
+    for name, effect in known.items():
+        assert abs(effect.change - found[name].change).max() < 1e-6
+
+
+def test_patches_that_are_left_out_are_not_compared():
+    """Without attention between patches, those that are left keep their features bit by bit."""
+    model = tiny("learnable", **WITHOUT_CLASS)
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.proj.weight)
+    passes, _ = effects(model, ((32, 32), (16, 24)))
+    assert passes["16 x 24, tokens"].change.max() < 1e-12 < passes["16 x 24, content"].change.min()
+
+
+def test_a_pyramid_says_why_it_has_none():
+    swin = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 3)}
+    passes, result = effects(timm.create_model("swin_tiny_patch4_window7_224", **swin), IMAGE_SIZES[::2])
+    assert list(passes) == ["64 x 64"] and "several grids" in result.unavailable["causes at 64 x 64"]

@@ -14,8 +14,8 @@ from graticule.lab.figures.layers import non_locality_plot
 from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
-from in_turn import in_turn
-from tiny import draw, images, render, spec, tiny
+from in_turn import in_turn, refusals
+from tiny import assert_same, draw, images, render, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
 QUADRATIC = ["gqpe", "ggqpe"]
@@ -29,29 +29,22 @@ names = pytest.mark.parametrize("name", SIZES, ids=["gmlp", "posmlp"])
 
 
 def gated(name=GMLP, encoding="ggqpe", **kwargs):
-    """Return a small gated MLP in float64 with every parameter drawn."""
     return draw(graticule.create_model(name, encoding=encoding, **{**SIZES[name], **kwargs})).double().eval()
 
 
 def stages(model):
-    """Return the mixing position of each stage."""
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 def full_weights(model, img_size=None):
-    """Return the whole matrix of every layer, (groups, N, N), as used in the forward pass."""
     layers = [mixing.mixing for mixing in model.position(model.grid_at(img_size or model.img_size))]
     return [(mixing.matrix() if isinstance(mixing, Displacements) else mixing).detach() for mixing in layers]
 
 
 def one_map(weights, query=(0, 0), **kwargs):
-    """Return a map made by hand from weights (groups, H, W)."""
     weights = np.asarray(weights, float)
     values = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
     return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **values})
-
-
-# Values read from a model
 
 
 @names
@@ -84,7 +77,7 @@ def test_mixed_tokens_are_the_sum_of_the_tokens_by_the_map(name):
     v = v.unflatten(-1, (layer.groups, -1))  # (B, N, groups, C / groups)
     mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(layer.weights).flatten(1), v).flatten(1)
     expected = u[:, at] * (mixed + layer.bias[1, 3])
-    torch.testing.assert_close(out[:, at], expected, rtol=0, atol=1e-12)
+    assert_same(out[:, at], expected, 1e-12)
 
 
 @names
@@ -143,31 +136,22 @@ def test_a_query_outside_is_refused_with_its_stage(query):
         assert layer.query == query
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda maps: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
-        (lambda maps: mixing_maps(gated(), layers=[0, -1]), "got -1"),
-        (lambda maps: mixing_maps(gated(), (20, 30)), "`img_size`"),
-        (lambda maps: mixing_maps(tiny("learnable")), "`model` must mix its tokens by position.*VisionTransformer"),
-        (lambda maps: mixing_maps(graticule.create_model("pvt_tiny")), "PyramidVisionTransformer"),
-        (lambda maps: mixing_maps(nn.Linear(2, 2)), "Linear"),
-        (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
-        (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
-        (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
-        (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
-        (lambda maps: bias_sheet([]), "`maps` must have a bias"),
-        (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
-        (lambda maps: non_locality_plot({}), "at least one model"),
-    ],
+test_unreadable_models_and_invalid_drawings_are_refused = refusals(
+    (lambda maps: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
+    (lambda maps: mixing_maps(gated(), layers=[0, -1]), "got -1"),
+    (lambda maps: mixing_maps(gated(), (20, 30)), "`img_size`"),
+    (lambda maps: mixing_maps(tiny("learnable")), "`model` must mix its tokens by position.*VisionTransformer"),
+    (lambda maps: mixing_maps(graticule.create_model("pvt_tiny")), "PyramidVisionTransformer"),
+    (lambda maps: mixing_maps(nn.Linear(2, 2)), "Linear"),
+    (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
+    (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
+    (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
+    (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
+    (lambda maps: bias_sheet([]), "`maps` must have a bias"),
+    (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
+    (lambda maps: non_locality_plot({}), "at least one model"),
+    call=lambda act: act(mixing_maps(gated(POSMLP))),
 )
-def test_unreadable_models_and_invalid_drawings_are_refused(call, message):
-    maps = mixing_maps(gated(POSMLP))
-    with pytest.raises(ValueError, match=message):
-        call(maps)
-
-
-# The numbers
 
 
 def test_the_distance_by_hand():
@@ -205,9 +189,6 @@ def test_non_locality_is_of_the_matrix_in_the_quadratic_form(form, learned, expe
     assert layer.non_locality() == (pytest.approx(expected), 2)
 
 
-# The file
-
-
 def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
     maps = mixing_maps(gated(POSMLP), layers=[0, 2])
     path = save_mixing(maps, tmp_path / "new" / "mixing.npz")
@@ -219,9 +200,6 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
                 np.testing.assert_array_equal(arrays[f"layer{layer_map.layer}_{part}"], getattr(layer_map, part))
         shapes = [arrays[f"layer2_{part}"].shape for part in parts]
     assert shapes == [(4, 3, 4), (4, 3, 4), (3, 4), (4, 2), (4, 2, 2)]
-
-
-# The sheet of weights
 
 
 def panels(figure, rows, columns):
@@ -242,9 +220,6 @@ def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"] and figure.get_suptitle() == "a model"
 
 
-# The sheet of biases
-
-
 def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     maps = mixing_maps(gated(POSMLP))
     figure = render(bias_sheet(maps, "a model"))
@@ -256,11 +231,7 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
         assert ax.get_xlabel() == f"{height} × {width}, mean {layer.bias.mean():.2f}"
     (limits,) = {ax.images[0].get_clim() for ax in line}
     assert limits == (min(layer.bias.min() for layer in maps), max(layer.bias.max() for layer in maps))
-    assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits
-    assert figure.get_suptitle() == "a model"
-
-
-# The plot of non-locality
+    assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits and figure.get_suptitle() == "a model"
 
 
 def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
@@ -277,9 +248,6 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     assert left.get_ylim()[0] == right.get_ylim()[0] == 0
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gqpe", "ggqpe"]
     assert figure.get_suptitle() == "two models" and not left.texts
-
-
-# The parts of LRPE-M
 
 
 @names

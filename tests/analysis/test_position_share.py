@@ -20,6 +20,7 @@ from graticule.analysis.share import (
 )
 from graticule.position.grid import Grid
 from graticule.system.tables import plain
+from in_turn import refusals
 
 GRID = Grid(3, 4)
 
@@ -86,8 +87,7 @@ def test_shares_have_no_bias_and_intervals_hold_the_truth_in_95_percent(amplitud
     assert abs(result[:, 0].mean() - truth) < 3 * result[:, 0].std() / 300**0.5 + 1e-3 * truth
     covered = ((result[:, 1] <= truth) & (truth <= result[:, 2])).mean()
     error = (0.95 * 0.05 / 300) ** 0.5
-    assert covered > 0.95 - 3 * error
-    assert covered < 0.95 + 3 * error or amplitude < 1
+    assert covered > 0.95 - 3 * error and (covered < 0.95 + 3 * error or amplitude < 1)
 
 
 def test_decay_is_one_where_similarity_falls_linearly_with_distance():
@@ -168,8 +168,7 @@ def test_repeated_images_are_left_out_with_a_warning():
     expected = graticule.position_share(model, two)
     with pytest.warns(UserWarning, match=r"^2 of the 6 images differ; the others are left out\.$"):
         share = graticule.position_share(model, two[[0, 1, 0, 0, 1, 1]])
-    assert share.images == 2
-    assert share.summary() == expected.summary()
+    assert share.images == 2 and share.summary() == expected.summary()
 
 
 def test_repeated_images_are_left_out_of_an_audit_and_a_removal_with_their_labels():
@@ -190,18 +189,13 @@ def test_repeated_images_are_left_out_of_an_audit_and_a_removal_with_their_label
         graticule.debias(model, images[[0, 1] * 6])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
-        (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is sparse"),
-        (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
-        (
-            torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),
-            "`images` must be a dense tensor .* is nested",
-        ),
-    ],
+test_images_that_cannot_be_measured_are_refused = refusals(
+    (torch.randn(2, 3, 32, 32) * 1e20, "`images` must be normalized, got values for which"),
+    (torch.randn(2, 3, 32, 32).to_sparse(), "`images` must be a dense tensor with values, got one that is sparse"),
+    (torch.empty(2, 3, 32, 32, device="meta"), "`images` must be a dense tensor with values, .* without values"),
+    (
+        torch.nested.nested_tensor([torch.randn(3, 32, 32)] * 2, layout=torch.jagged),
+        "`images` must be a dense tensor .* is nested",
+    ),
+    call=lambda wrong: graticule.position_share(tiny.build("ViT, DeiT").eval(), wrong),
 )
-def test_images_that_cannot_be_measured_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        graticule.position_share(tiny.build("ViT, DeiT").eval(), wrong)

@@ -18,14 +18,8 @@ class OwnBackbone(graticule.Backbone):
     takes = graticule.Backbone.takes | Block.takes
 
     def __init__(self, position, img_size=16, patch_size=4, in_chans=1, num_classes=5, dim=12, depth=2, heads=3):
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            embed_dims=(dim,),
-            depths=(depth,),
-        )
+        sizes = {"img_size": img_size, "patch_size": patch_size, "embed_dims": (dim,), "depths": (depth,)}
+        super().__init__(in_chans=in_chans, num_classes=num_classes, **sizes)
         self.stem = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.build_position(position, heads)
         self.blocks = nn.ModuleList(self.block_of(dim, heads) for _ in range(depth))
@@ -53,8 +47,6 @@ class Averages(nn.Module):
 
 
 class Pooling(OwnBackbone):
-    """Averages without attention, with the fields that the base class applies."""
-
     takes = graticule.Backbone.takes
     inner = False
 
@@ -63,15 +55,12 @@ class Pooling(OwnBackbone):
 
 
 class Careless(Pooling):
-    """Accepts what it ignores."""
-
     takes = graticule.Backbone.takes | {"after_norm", "bias"}
     inner = True
 
 
 @pytest.fixture(scope="module")
 def registered(forgotten):
-    """Register the backbone for the tests of this module."""
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
     graticule.register_backbone("own_pooling")(Pooling)

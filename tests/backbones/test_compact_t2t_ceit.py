@@ -15,7 +15,7 @@ import graticule
 from graticule import Grid, published_state_dict
 from graticule.backbones.compact import ConvolutionalTokenizer
 from graticule.backbones.t2t import TokenPerformer, TokenTransformer
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, count, draw, images
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -48,7 +48,6 @@ def build(family, **kwargs):
 
 
 def exact(family, **kwargs):
-    """Return a small model with every weight drawn, in float64 and evaluation mode."""
     model = draw(build(family, **kwargs)).double().eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -66,19 +65,14 @@ def rand(*shape):
 
 
 def layer_norm(x, norm):
-    """Compute LayerNorm over the channels by its formula."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def mlp(x, module):
-    """Compute two linear layers with an exact GELU between them."""
     y = x @ module.fc1.weight.T + module.fc1.bias
     y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
     return y @ module.fc2.weight.T + module.fc2.bias
-
-
-# Sizes
 
 
 def full_size(row):
@@ -110,9 +104,6 @@ def test_an_image_of_another_size_gives_a_grid_of_its_own(family, size, grid):
     assert model(x).shape == (2, 5) and model(x).isfinite().all()
     assert_same(model(x.flip(0)), model(x).flip(0))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-# The head
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("cct", 0), ("cvt", 0), ("vit_lite", 1)])
@@ -151,9 +142,6 @@ def test_sequence_pooling_comes_and_goes_with_the_classifier():
         exact("cct").reset_classifier(4, "token")
 
 
-# Compact transformers
-
-
 @in_turn("kernel", [1, 3, 4, 5, 7])
 @in_turn("layers", [1, 2, 3])
 @in_turn(("stride", "padding"), [(None, None), (1, 1), (2, 0), (3, 2), (2, 3)])
@@ -182,24 +170,9 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     y = F.max_pool2d(F.conv2d(y, second.weight, padding=1).clamp(min=0), 3, 2, 1)
     assert y.shape == (2, 24, 6, 10)
     assert_same(model.patch_embed(x), y.flatten(2).transpose(1, 2))
-    assert model.grid_of(x) == Grid(6, 10)
-    assert model.feature_info[0]["reduction"] == 4
+    assert model.grid_of(x) == Grid(6, 10) and model.feature_info[0]["reduction"] == 4
     names = published_state_dict(model)
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
-
-
-# T2T-ViT
-
-
-def windows(maps, side, step, padding):
-    """Cut maps (B, C, H, W) into overlapping windows, each flattened channel by channel, in a loop."""
-    padded = F.pad(maps, (padding,) * 4)
-    rows = [
-        padded[..., top : top + side, left : left + side].flatten(1)
-        for top in range(0, padded.shape[-2] - side + 1, step)
-        for left in range(0, padded.shape[-1] - side + 1, step)
-    ]
-    return torch.stack(rows, 1)
 
 
 @torch.no_grad()
@@ -221,7 +194,7 @@ def test_a_token_transformer_has_one_head_and_its_values_for_a_shortcut():
 def test_the_features_of_a_performer_start_orthogonal_and_are_not_learned():
     layer = TokenPerformer(147, 64)
     assert layer.w.shape == (32, 64) and not layer.w.requires_grad
-    torch.testing.assert_close(layer.w @ layer.w.T, 32 * torch.eye(32), rtol=0, atol=1e-4)
+    assert_same(layer.w @ layer.w.T, 32 * torch.eye(32), 1e-4)
 
 
 @torch.no_grad()
@@ -235,26 +208,17 @@ def test_a_performer_never_attends_below_float32():
     assert torch.equal(layer._attend(*halves), layer._attend(*[t.float() for t in halves]))
 
 
-# CeiT
-
-
-@in_turn(
-    ("act", "message"),
-    [
-        (lambda: build("cct", tokenizer="splits"), "`tokenizer` must be one of patches, convolutions; got 'splits'"),
-        (lambda: build("cct", patch_size=(3, 5)), "`patch_size` must be square and `layers` at least 1"),
-        (lambda: build("cct", conv_layers=0), "`conv_layers` must be at least 1, got 0"),
-        (lambda: build("cct").set_input_size(32, 5), "`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5"),
-        (lambda: build("t2t", img_size=72), "`img_size` must be a positive multiple of the patch size, got height 72"),
-        (lambda: build("t2t").set_input_size((64, 100)), "got width 100"),
-        (lambda: build("t2t")(images(8, 8)), "got height 8"),
-        (lambda: build("t2t", patch_size=8), r"`patch_size` must be 16, which the three splits make, got \(8, 8\)"),
-        (lambda: build("t2t").set_input_size(64, 8), "`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"),
-        (lambda: build("t2t", tokens_type="convolution"), "`tokens_type` must be one of performer, transformer; got"),
-        (lambda: build("ceit", global_pool="avg"), "`global_pool` must be one of 'token'"),
-        (lambda: build("ceit", class_token=False), "`class_token` must be True"),
-    ],
+test_parts_and_sizes_that_do_not_fit_are_refused = refusals(
+    (lambda: build("cct", tokenizer="splits"), "`tokenizer` must be one of patches, convolutions; got 'splits'"),
+    (lambda: build("cct", patch_size=(3, 5)), "`patch_size` must be square and `layers` at least 1"),
+    (lambda: build("cct", conv_layers=0), "`conv_layers` must be at least 1, got 0"),
+    (lambda: build("cct").set_input_size(32, 5), "`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5"),
+    (lambda: build("t2t", img_size=72), "`img_size` must be a positive multiple of the patch size, got height 72"),
+    (lambda: build("t2t").set_input_size((64, 100)), "got width 100"),
+    (lambda: build("t2t")(images(8, 8)), "got height 8"),
+    (lambda: build("t2t", patch_size=8), r"`patch_size` must be 16, which the three splits make, got \(8, 8\)"),
+    (lambda: build("t2t").set_input_size(64, 8), "`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"),
+    (lambda: build("t2t", tokens_type="convolution"), "`tokens_type` must be one of performer, transformer; got"),
+    (lambda: build("ceit", global_pool="avg"), "`global_pool` must be one of 'token'"),
+    (lambda: build("ceit", class_token=False), "`class_token` must be True"),
 )
-def test_parts_and_sizes_that_do_not_fit_are_refused(act, message):
-    with pytest.raises(ValueError, match=message):
-        act()

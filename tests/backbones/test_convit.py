@@ -17,7 +17,6 @@ GATED = "learnable + gpsa(layers=2)"
 
 
 def both(side=32, **kwargs):
-    """Build timm's model and ours on the same drawn weights, in float64."""
     timms = draw(timm.create_model("convit_tiny", embed_dim=8, local_up_to_layer=2, img_size=side, **SIZE, **kwargs))
     ours = graticule.create_model("convit_tiny", embed_dim=24, encoding=GATED, img_size=side, **SIZE, **kwargs)
     ours.double().eval().load_state_dict(timms.double().eval().state_dict())

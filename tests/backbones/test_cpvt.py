@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 import graticule
-from in_turn import in_turn
+from graticule import LayerPosition
+from in_turn import in_turn, refusals
 from tiny import SIZE, draw, full_size, images
 
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
 TOKEN, GAP = SMALL
-small = in_turn("name", SMALL)
 
 
 def cpvt(name=TOKEN, **kwargs):
@@ -19,15 +19,11 @@ def cpvt(name=TOKEN, **kwargs):
 
 
 def exact(name=TOKEN, **kwargs):
-    """Return a model with every weight drawn, in float64 and evaluation mode."""
     return draw(cpvt(name, **kwargs)).double().eval()
 
 
 def wide(*size, **kwargs):
     return images(*size, dtype=torch.float64, **kwargs)
-
-
-# Insert positions of PEGs
 
 
 @in_turn("name", NAMES)
@@ -36,24 +32,15 @@ def test_one_depthwise_peg_stands_after_the_first_block(name):
     assert list(model.position.pegs) == ["0"]
     (convolution,) = model.position.pegs["0"].proj
     assert (convolution.kernel_size, convolution.padding_mode) == ((3, 3), "zeros")
-    assert convolution.groups == convolution.out_channels == model.embed_dim
-    assert convolution.bias is not None
-    positions = model.position(model.grid)
-    assert [position.map_after is not None for position in positions] == [True] + [False] * 11
-    assert all(
-        position.added_to_stream is position.after_norm is position.bias is position.map_before is None
-        for position in positions
-    )
-
-
-# Pooling
+    assert convolution.groups == convolution.out_channels == model.embed_dim and convolution.bias is not None
+    first, *others = model.position(model.grid)
+    assert first == LayerPosition(map_after=first.map_after) and others == [LayerPosition()] * 11
 
 
 def test_a_gap_model_has_no_class_token_and_its_norm_before_the_pooling():
     model = exact(GAP)
     assert (model.cls_token, model.num_prefix_tokens, model.global_pool) == (None, 0, "avg")
-    assert isinstance(model.norm, torch.nn.LayerNorm)
-    assert isinstance(model.fc_norm, torch.nn.Identity)
+    assert isinstance(model.norm, torch.nn.LayerNorm) and isinstance(model.fc_norm, torch.nn.Identity)
     x = wide(32, 32)
     after = F.layer_norm([t for t, _ in model.each_layer(x)][-1].mean(1), (24,), model.norm.weight, model.norm.bias)
     assert (model(x) - model.head(after)).abs().max() > 1e-3
@@ -74,24 +61,12 @@ def test_class_token_and_pooling_can_be_compared_with_nothing_else_different(nam
     )
 
 
-@in_turn(
-    ("name", "kwargs", "wanted"),
-    [
-        (TOKEN, {"class_token": False}, True),
-        (TOKEN, {"global_pool": "avg", "class_token": True}, False),
-        (GAP, {"class_token": True}, False),
-        (GAP, {"global_pool": "token", "class_token": False}, True),
-    ],
+test_a_class_token_that_the_pooling_contradicts_is_refused = refusals(
+    (lambda: cpvt(class_token=False), "`class_token` must be True where `global_pool` is .* got False"),
+    (lambda: cpvt(global_pool="avg", class_token=True), "`class_token` must be False .* got True"),
+    (lambda: cpvt(GAP, class_token=True), "`class_token` must be False where `global_pool` is .* got True"),
+    (lambda: cpvt(GAP, global_pool="token", class_token=False), "`class_token` must be True .* got False"),
 )
-def test_a_class_token_that_the_pooling_contradicts_is_refused(name, kwargs, wanted):
-    with pytest.raises(ValueError, match=f"`class_token` must be {wanted} where `global_pool` is .* got {not wanted}"):
-        cpvt(name, **kwargs)
-
-
-# Sizes
-
-
-# timm's interface
 
 
 def test_pegs_are_published_under_the_names_of_twins_in_their_order():

@@ -11,7 +11,7 @@ import timm
 import torch
 from timm.models import get_notrace_functions, get_notrace_modules
 from timm.optim import param_groups_layer_decay
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import graticule
@@ -26,24 +26,11 @@ from graticule.analysis.probe import Probe
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import read_checkpoint, save_weights
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
 from graticule.surgery.change import change_position
-from in_turn import in_turn
-from tiny import (
-    GATED,
-    SMALL,
-    THREE,
-    assert_same,
-    build,
-    count,
-    draw,
-    families,
-    images_for,
-    shallow,
-    three_families,
-)
+from in_turn import in_turn, refusals
+from tiny import GATED, SMALL, THREE, assert_same, build, count, draw, families, images_for, shallow, three_families
 
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
@@ -51,37 +38,15 @@ WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
 UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 
 #: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
-OF_ATTENTION = [
-    (None, "default"),
-    ("none", "default"),
-    ("sinusoidal_2d", "lape"),
-    ("bucketed_bias", "default"),
-    ("learnable+relative_bias", "shared"),
-    ("rope+shaw", "default"),
-    ("peg+learnable", "unshared"),
-]
-#: The same for families that differ from the first only in their stem, head or block.
-OF_RELATIVES = [
-    (None, "default"),
-    ("sinusoidal_2d", "lape"),
-    ("learnable+relative_bias", "shared"),
-    ("rope+shaw", "default"),
-]
-OF_GATES = [
-    (None, "default"),
-    ("learnable+lrpe_m", "shared"),
-    ("peg+sgu", "default"),
-    ("sinusoidal_2d+gqpe", "default"),
-]
+OWN = (None, "default")
+OF_RELATIVES = [OWN, ("sinusoidal_2d", "lape"), ("learnable+relative_bias", "shared"), ("rope+shaw", "default")]
+#: The same with more for families that differ from these in more than their stem, head or block.
+OF_ATTENTION = [*OF_RELATIVES, ("none", "default"), ("bucketed_bias", "default"), ("peg+learnable", "unshared")]
+OF_GATES = [OWN, ("learnable+lrpe_m", "shared"), ("peg+sgu", "default"), ("sinusoidal_2d+gqpe", "default")]
 OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
 CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)
-CHOICES |= {
-    "PVT": OF_PVT,
-    "Twins-SVT": [(None, "default"), ("sinusoidal_2d", "lape")],
-    "ViT, DeiT": OF_ATTENTION,
-    "Swin": OF_ATTENTION,
-    "CeiT": OF_ATTENTION,
-}
+CHOICES |= {"PVT": OF_PVT, "Twins-SVT": OF_RELATIVES[:2]}
+CHOICES |= dict.fromkeys(("ViT, DeiT", "Swin", "CeiT"), OF_ATTENTION)
 
 
 def every(test: Any) -> Any:
@@ -119,12 +84,10 @@ def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any
 
 @cache
 def shared_model(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """Return the shared model of a case, in float64, which tests must not change."""
     return draw(build(family, encoding, joining)).double().eval()
 
 
 def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """Return a new model of a case, which the test may change."""
     return copy.deepcopy(shared_model(family, encoding, joining))
 
 
@@ -147,18 +110,18 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family):
         assert features.shape[:2] == (2, info["num_chs"]) and features.isfinite().all()
     # tokens instead of maps, with prefix tokens beside them, or in a dictionary
     tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
-    torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
+    assert_same(tokens, [m.flatten(2).mT for m in maps], 0)
     paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
     named = model.forward_intermediates(x, return_prefix_tokens=True, output_dict=True)
     assert set(named) == {"image_intermediates", "image_features"} | (
         {"image_intermediates_prefix"} if model.num_prefix_tokens else set()
     )
-    torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
-    torch.testing.assert_close(named["image_features"], final, rtol=0, atol=0)
+    assert_same(named["image_intermediates"], maps, 0)
+    assert_same(named["image_features"], final, 0)
     if model.num_prefix_tokens:
-        torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
+        assert_same([m for m, _ in paired], maps, 0)
         assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
-        torch.testing.assert_close(paired[-1][1], through[-1][0][:, : model.num_prefix_tokens], rtol=0, atol=0)
+        assert_same(paired[-1][1], through[-1][0][:, : model.num_prefix_tokens], 0)
 
 
 @three_families
@@ -168,10 +131,10 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     x = images_for(model)
     first = model.forward_intermediates(x, indices=[0], intermediates_only=True)
     early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
-    torch.testing.assert_close(early, first, rtol=0, atol=0)
+    assert_same(early, first, 0)
     assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
     final, after = model.forward_intermediates(x)
-    torch.testing.assert_close(after, first, rtol=0, atol=0)
+    assert_same(after, first, 0)
     channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
     assert final.shape[-1] == channels and count(model) < count(shared_model(family))
 
@@ -187,10 +150,10 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
     for x in (images_for(model), images_for(model, taller=2)):
         outputs = traced(x)
-        torch.testing.assert_close(outputs["logits"], model(x), rtol=0, atol=0)
+        assert_same(outputs["logits"], model(x), 0)
         if not any(position.map_after for position in model.position(model.grid)):
             last = [tokens for tokens, _ in model.each_layer(x)][-1]
-            torch.testing.assert_close(outputs["block"], last, rtol=0, atol=0)
+            assert_same(outputs["block"], last, 0)
 
 
 @every
@@ -237,7 +200,7 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
     save_weights(state, path)
     assert read_checkpoint(path).keys() == state.keys()
     fresh = build(family, encoding, joining).double().eval()
-    torch.testing.assert_close(graticule.load_checkpoint(fresh, path)(x), model(x), rtol=0, atol=0)
+    assert_same(graticule.load_checkpoint(fresh, path)(x), model(x), 0)
     draw(fresh)
     if any(True for _ in fresh.position.parameters()):
         load_position(fresh, path)
@@ -303,9 +266,6 @@ def test_the_classifier_is_replaced_and_removed(family):
     assert features.shape == (2, model.num_features)
 
 
-# Operations on a whole model
-
-
 @three_families
 @torch.no_grad()
 def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_changes(family):
@@ -318,7 +278,7 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
         if (encoding in mixed) != (family in GATED) or (encoding == "rope" and family in WITHOUT_PAIRS):
             with pytest.raises(ValueError, match=r"`(encoding|grid)` must"):
                 change_position(model, encoding)
-            torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+            assert_same(model(x), expected, 0)
             continue
         change_position(model, encoding, images=x)
         assert model(x).isfinite().all()
@@ -372,14 +332,6 @@ def test_the_position_code_passes_every_check(family):
     assert "batch" in {finding.check for finding in findings if finding.outcome == "passed"}
 
 
-# Options of every family by name
-
-
-def tables(model: Any) -> list[Tensor]:
-    """Return the learnable tables of a model."""
-    return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
-
-
 @in_turn(
     ("family", "misspelt", "meant"),
     [
@@ -396,36 +348,23 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, 
             create(known, **sizes, **{misspelt: 1})
 
 
-# Language models, which are not backbones for images
-
-
-@in_turn(
-    ("function", "why"),
-    [
-        (lambda model, x: attention_maps(model, x), "`model` must take images, got LanguageModel"),
-        (lambda model, x: mixing_maps(model), "`model` must mix its tokens by position"),
-        (lambda model, x: translation_error(model, x), "`model` must take images, got LanguageModel"),
-        (lambda model, x: position_correlations(model, 32), "`img_size` must be left out with a language model"),
-        (lambda model, x: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
-    ],
+X = torch.zeros(2, 3, 32, 32)
+test_a_language_model_is_refused_where_images_are_looked_at = refusals(
+    (lambda model: attention_maps(model, X), "`model` must take images, got LanguageModel"),
+    (mixing_maps, "`model` must mix its tokens by position"),
+    (lambda model: translation_error(model, X), "`model` must take images, got LanguageModel"),
+    (lambda model: position_correlations(model, 32), "`img_size` must be left out with a language model"),
+    (lambda model: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
+    call=lambda function: function(graticule.create_language_model("lm_nano", 11, context=8, depth=2)),
 )
-def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
-    model = graticule.create_language_model("lm_nano", 11, context=8, depth=2)
-    with pytest.raises(ValueError, match=why):
-        function(model, torch.zeros(2, 3, 32, 32))
-
-
-def test_a_module_that_is_no_backbone_is_refused_by_name():
-    x = torch.zeros(2, 3, 32, 32)
-    for function in (
-        lambda model: attention_maps(model, x),
-        lambda model: translation_error(model, x),
-        mixing_maps,
-        position_correlations,
-        graticule.fold,
-        lambda model: graticule.transfer(model, {}),
-        lambda model: graticule.load_checkpoint(model, "weights.safetensors"),
-        graticule.published_state_dict,
-    ):
-        with pytest.raises(ValueError, match=r"`model` must .*got Linear|refused by Linear"):
-            function(nn.Linear(2, 2))
+test_a_module_that_is_no_backbone_is_refused_by_name = refusals(
+    *(
+        (function, r"`model` must .*got Linear|refused by Linear")
+        for function in (
+            *(mixing_maps, position_correlations, graticule.fold, graticule.published_state_dict),
+            *(lambda model: attention_maps(model, X), lambda model: translation_error(model, X)),
+            *(lambda model: graticule.transfer(model, {}), lambda model: graticule.load_checkpoint(model, "a.pt")),
+        )
+    ),
+    call=lambda function: function(nn.Linear(2, 2)),
+)

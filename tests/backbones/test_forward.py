@@ -1,15 +1,14 @@
 """A vision transformer with every encoding and joining: sizes, dtypes, gradients and sensitivity to order."""
 
 import copy
-import functools
 
-import pytest
 import torch
 
 import graticule
 from graticule.backbones.vision_transformer import VisionTransformer
-from in_turn import in_turn
-from tiny import CLASSES, DIM, PAIRS, draw, images, shuffle_patches, tiny
+from graticule.position.position import NoPosition
+from in_turn import in_turn, refusals
+from tiny import CLASSES, DIM, PAIRS, assert_same, draw, images, shuffle_patches, tiny
 
 
 def test_a_copy_takes_published_names_on_its_own_account():
@@ -27,7 +26,7 @@ def test_a_copy_takes_published_names_on_its_own_account():
 def test_without_position_the_logits_do_not_see_the_order_of_the_patches(encoding, pool):
     model = draw(tiny(encoding, global_pool=pool)).double().eval()
     x = images(24, 40, dtype=torch.float64)
-    torch.testing.assert_close(model(shuffle_patches(x, torch.randperm(15))), model(x), rtol=0, atol=1e-11)
+    assert_same(model(shuffle_patches(x, torch.randperm(15))), model(x))
 
 
 PEGS = ("peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)")
@@ -53,57 +52,36 @@ def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_tab
         for encoding in relative.position.encodings:
             table = encoding.relative_position_bias_table
             table.copy_(table + table.flip(0))
-    torch.testing.assert_close(relative(swapped), relative(x), rtol=0, atol=1e-12)
+    assert_same(relative(swapped), relative(x), 1e-12)
     assert (absolute(swapped) - absolute(x)).abs().max() > 1e-6
 
 
-def assert_same_position(ours, reference):
-    """Compare tensors, functions with their bound arguments, and tuples of them."""
-    assert type(ours) is type(reference)
-    if isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, reference)
-    elif isinstance(ours, tuple | list):
-        for layer, other in zip(ours, reference, strict=True):
-            assert_same_position(layer, other)
-    elif isinstance(ours, functools.partial):
-        assert ours.func == reference.func and ours.keywords == reference.keywords
-        assert_same_position(ours.args, reference.args)
-    else:
-        assert ours == reference
-
-
-@in_turn(
-    ("kwargs", "message"),
-    [
-        (
-            {"global_pool": "mean"},
-            r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', 'map', 'seq', got 'mean'",
-        ),
-        ({"class_token": False}, "`class_token` must be True where `global_pool` is 'token', got False"),
-        ({"depth": 0}, "`depth` must be at least 1, got 0"),
-        ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
-        ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
-        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
-        ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"img_size": 30}, "`img_size` must be a positive multiple .*nearest sizes are 24 and 32"),
-    ],
+test_invalid_arguments_are_refused_by_name = refusals(
+    (
+        {"global_pool": "mean"},
+        r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', 'map', 'seq', got 'mean'",
+    ),
+    ({"class_token": False}, "`class_token` must be True where `global_pool` is 'token', got False"),
+    ({"depth": 0}, "`depth` must be at least 1, got 0"),
+    ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
+    ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
+    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be less than 1, got 1.0"),
+    ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+    ({"img_size": 30}, "`img_size` must be a positive multiple .*nearest sizes are 24 and 32"),
+    call=lambda kwargs: tiny(**kwargs),
 )
-def test_invalid_arguments_are_refused_by_name(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(**kwargs)
 
 
-@in_turn("shape", [(2, 1, 32, 32), (3, 32, 32), (1, 3, 2, 32, 32), (2, 3, 32, 30)])
-def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(
-        ValueError, match=r"`x` must be images \(B, 3, height, width\), .* got|got width 30 with a patch"
-    ):
-        tiny()(torch.zeros(shape))
+test_images_of_another_shape_are_refused = refusals(
+    *((shape, r"`x` must be images \(B, 3, height, width\), .* got") for shape in ((2, 1, 32, 32), (3, 32, 32))),
+    ((1, 3, 2, 32, 32), r"`x` must be images \(B, 3, height, width\), .* got"),
+    ((2, 3, 32, 30), "got width 30 with a patch"),
+    call=lambda shape: tiny()(torch.zeros(shape)),
+)
 
 
 def test_a_model_of_ones_own_position_can_be_built():
     """A backbone takes any object that builds a `Position`, without a name for it."""
-    from graticule.position.position import NoPosition
 
     def build(grid, *, dim, depth, num_heads):
         assert (grid.tokens, dim, depth, num_heads) == (17, 24, 3, 3)

@@ -9,18 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import graticule
 from graticule.backbones.registry import list_small_models
 from graticule.hub.config import take_position
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import count
 
 GMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
-POSMLP = {
-    "img_size": 64,
-    "embed_dim": 16,
-    "depths": (2, 1, 2, 1),
-    "windows": (4, 4, 4, 2),
-    "groups": (2, 4, 4, 8),
-    "num_classes": 5,
-}
+POSMLP = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 2, 1), "windows": (4, 4, 4, 2), "groups": (2, 4, 4, 8)}
+POSMLP["num_classes"] = 5
+OF_POSMLP = {"name": "posmlp_tiny_224", **POSMLP}
 MODELS = [("gmlp_s16_224", GMLP, 8), ("posmlp_tiny_224", POSMLP, 32)]
 models = pytest.mark.parametrize(("name", "sizes", "step"), MODELS, ids=["gmlp", "posmlp"])
 
@@ -39,11 +34,7 @@ def gmacs(model, size=224):
 @in_turn(
     ("name", "parameters", "macs"),
     [
-        ("posmlp_tiny_224", 20.9, 5.2),
-        ("posmlp_small_224", 37, 8.7),
-        ("posmlp_base_224", 82, 18.6),
-        ("posmlp_tiny_384", 21, 17.7),
-        ("gmlp_s16_224", 19.4, 4.42),
+        ("posmlp_tiny_384", 21, 17.7),  # tests/parity compares the others to the last parameter
         ("gmlp_b16_224", 73, 15.8),
     ],
 )
@@ -68,15 +59,6 @@ def test_a_block_has_the_parameters_of_appendix_4(encoding, token_mixing):
     assert count(second) - count(first) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
 
 
-def test_gmlp_starts_as_timms_does():
-    torch.manual_seed(0)
-    model = graticule.create_model("gmlp_s16_224", num_blocks=1)
-    state = graticule.published_state_dict(model)
-    assert state["blocks.0.mlp_channels.gate.proj.weight"].std() < 2e-6
-    assert (state["blocks.0.mlp_channels.gate.proj.bias"] == 1).all()
-    assert not state["head.weight"].any()
-
-
 @in_turn("encoding", ["none", "learnable", "peg"])
 @models
 def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
@@ -84,37 +66,28 @@ def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
         graticule.create_model(name, encoding=encoding, **sizes)
 
 
-@in_turn(
-    ("name", "kwargs", "message"),
-    [
-        ("gmlp_s16_224", {**GMLP, "groups": 5}, "`groups` must divide the 48 channels"),
-        ("gmlp_s16_224", {**GMLP, "combine": "mul"}, "`combine`"),
-        ("posmlp_tiny_224", {**POSMLP, "groups": (3, 4, 4, 8)}, "`groups` must divide the 32 channels"),
-        ("posmlp_tiny_224", {**POSMLP, "windows": (4, 4, 4)}, "each of the 4 stages"),
-        ("posmlp_tiny_224", {**POSMLP, "windows": (0, 4, 4, 2)}, "`windows?(_size)?`"),
-        ("posmlp_tiny_224", {**POSMLP, "patch_merging": "max"}, "`patch_merging`"),
-        ("posmlp_tiny_224", {**POSMLP, "stem_norm": "group"}, "`stem_norm` must be one of batch, layer"),
-        (
-            "posmlp_tiny_224",
-            {**POSMLP, "patch_merging": "linear", "merging_norm": "batch"},
-            "`merging_norm` must be left out where sampling is linear",
-        ),
-        ("posmlp_tiny_224", {**POSMLP, "shift": True}, "`shift` must be one of swin, released or None, got True"),
-        ("posmlp_tiny_224", {**POSMLP, "img_size": 48}, "nearest sizes are 32 and 64"),
-        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(form='sigma')"}, "`form` of encoding ggqpe must be"),
-        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(from_='gamma')"}, "did you mean 'form'"),
-        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "`mixing` must be given by one encoding at most"),
-        (
-            "vit_tiny_patch16_224",
-            {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"},
-            "ggqpe, which mixes tokens",
-        ),
-        ("deit_tiny_patch16_224", {"encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
-    ],
+test_invalid_arguments_are_refused_before_any_work = refusals(
+    ({"name": "gmlp_s16_224", **GMLP, "groups": 5}, "`groups` must divide the 48 channels"),
+    ({"name": "gmlp_s16_224", **GMLP, "combine": "mul"}, "`combine`"),
+    ({"groups": (3, 4, 4, 8)}, "`groups` must divide the 32 channels"),
+    ({"windows": (4, 4, 4)}, "each of the 4 stages"),
+    ({"windows": (0, 4, 4, 2)}, "`windows?(_size)?`"),
+    ({"patch_merging": "max"}, "`patch_merging`"),
+    ({"stem_norm": "group"}, "`stem_norm` must be one of batch, layer"),
+    ({"patch_merging": "linear", "merging_norm": "batch"}, "`merging_norm` must be left out where sampling is linear"),
+    ({"shift": True}, "`shift` must be one of swin, released or None, got True"),
+    ({"img_size": 48}, "nearest sizes are 32 and 64"),
+    ({"encoding": "ggqpe(form='sigma')"}, "`form` of encoding ggqpe must be"),
+    ({"encoding": "ggqpe(from_='gamma')"}, "did you mean 'form'"),
+    ({"encoding": "ggqpe+lrpe"}, "`mixing` must be given by one encoding at most"),
+    (
+        {"name": "vit_tiny_patch16_224", "encoding": "ggqpe", "class_token": False, "global_pool": "avg"},
+        "ggqpe, which mixes tokens",
+    ),
+    ({"name": "deit_tiny_patch16_224", "encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
+    call=lambda kwargs: graticule.create_model(**({} if "name" in kwargs else OF_POSMLP) | kwargs),
+    error=(ValueError, TypeError),
 )
-def test_invalid_arguments_are_refused_before_any_work(name, kwargs, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        graticule.create_model(name, **kwargs)
 
 
 def test_attention_refuses_an_encoding_that_mixes_tokens_and_names_the_models_that_take_it():

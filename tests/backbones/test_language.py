@@ -10,8 +10,8 @@ import graticule
 from graticule import LayerPosition
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.language import draw as draw_token
-from in_turn import in_turn
-from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
+from in_turn import in_turn, refusals
+from tiny import CHOICES, ENCODERS, PAIRS, assert_same, count, draw, fields
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
@@ -64,8 +64,7 @@ def test_changing_a_token_changes_no_logit_before_it(encoding, joining):
         other = tokens.clone()
         other[:, n] = (other[:, n] + 1) % WORDS
         after = model(other)
-        assert torch.equal(after[:, :n], before[:, :n])
-        assert ((after - before)[:, n:].abs().amax(-1) > 1e-9).all()
+        assert torch.equal(after[:, :n], before[:, :n]) and ((after - before)[:, n:].abs().amax(-1) > 1e-9).all()
 
 
 @every
@@ -73,10 +72,10 @@ def test_the_logits_of_a_text_are_those_of_its_beginnings_and_of_its_pieces_with
     model, tokens = drawn(encoding, joining), texts()
     logits = model(tokens)
     for length in (1, 4, 9):
-        torch.testing.assert_close(model(tokens[:, :length]), logits[:, :length], rtol=0, atol=1e-12)
+        assert_same(model(tokens[:, :length]), logits[:, :length], 1e-12)
     cache = model.new_cache(CONTEXT)
     pieces = [model(piece, cache) for piece in tokens.split((4, 1, 1, 3, 1), 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), logits, rtol=0, atol=1e-10)
+    assert_same(torch.cat(pieces, 1), logits, 1e-10)
     assert cache.length == CONTEXT
 
 
@@ -87,7 +86,7 @@ def test_tokens_keep_their_coordinates_as_a_text_grows_beyond_the_context(encodi
     model, tokens = drawn(f"{encoding}(coordinates={coordinates!r})"), texts(2 * CONTEXT + 1)
     longer = model(tokens)
     for length in (1, CONTEXT, CONTEXT + 1, 2 * CONTEXT):
-        torch.testing.assert_close(model(tokens[:, :length]), longer[:, :length], rtol=0, atol=1e-12)
+        assert_same(model(tokens[:, :length]), longer[:, :length], 1e-12)
     model.set_context(2 * CONTEXT)
     assert not torch.allclose(model(tokens), longer)  # now relative to the new context
 
@@ -106,9 +105,9 @@ def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(
         longer = model(tokens)
         assert longer.shape == (2, 21, WORDS) and longer.isfinite().all()
         # a fixed table was rounded to float32 when it was built, and is computed in float64 beyond its end
-        torch.testing.assert_close(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], rtol=0, atol=1e-6)
+        assert_same(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], 1e-6)
         cache = model.new_cache(21)
-        torch.testing.assert_close(model(tokens, cache), longer, rtol=0, atol=1e-10)
+        assert_same(model(tokens, cache), longer, 1e-10)
 
 
 @every
@@ -127,8 +126,7 @@ def test_it_folds_into_constants_and_back(encoding, joining):
     model, tokens = drawn(encoding, joining), texts()
     before, short = model(tokens), model(tokens[:, :4])
     graticule.fold(model)
-    assert torch.equal(model(tokens), before)
-    assert torch.equal(model(tokens[:, :4]), short)
+    assert torch.equal(model(tokens), before) and torch.equal(model(tokens[:, :4]), short)
     with pytest.raises(ValueError, match="`tokens` must be at most 10 long: the model is folded for that many, got 11"):
         model(texts(11))
     graticule.unfold(model)
@@ -156,7 +154,7 @@ def test_without_an_encoding_the_mask_alone_tells_the_order():
     swapped = tokens[:, [1, 0, *range(2, CONTEXT)]]
     assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, one token later
     one_layer = drawn("none", depth=1)  # in which later tokens attend to the words before them as a set
-    torch.testing.assert_close(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], rtol=0, atol=1e-12)
+    assert_same(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], 1e-12)
 
 
 def test_a_scale_is_that_of_the_embedding_alone():
@@ -164,7 +162,7 @@ def test_a_scale_is_that_of_the_embedding_alone():
     state = plain.state_dict()
     scaled.load_state_dict(state | {"embed.weight": state["embed.weight"] / 3})
     tokens = torch.randint(0, WORDS, (2, CONTEXT))
-    torch.testing.assert_close(scaled(tokens), plain(tokens), atol=1e-10, rtol=0)
+    assert_same(scaled(tokens), plain(tokens), 1e-10)
     tied = drawn(embed_scale=3.0)
     assert torch.equal(
         tied.forward_head(torch.ones(1, DIM).double()), torch.ones(1, DIM).double() @ tied.embed.weight.T
@@ -200,21 +198,16 @@ def test_what_is_no_text_is_refused(tokens, message):
         model.new_cache(0)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),
-        ({"context": 0}, r"`context` must be (a whole number of )?at least 1, got 0"),
-        ({"depth": 0}, r"`depth` must be (a whole number of )?at least 1, got 0"),
-        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
-        ({"embed_scale": 0.0}, "`embed_scale` must be positive, got 0.0"),
-        ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"encoding": "shw"}, "`encoding` must be one of .*did you mean 'shaw'"),
-    ],
+test_what_is_no_model_is_refused = refusals(
+    ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),
+    ({"context": 0}, r"`context` must be (a whole number of )?at least 1, got 0"),
+    ({"depth": 0}, r"`depth` must be (a whole number of )?at least 1, got 0"),
+    ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be less than 1, got 1.0"),
+    ({"embed_scale": 0.0}, "`embed_scale` must be greater than 0, got 0.0"),
+    ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+    ({"encoding": "shw"}, "`encoding` must be one of .*did you mean 'shaw'"),
+    call=lambda kwargs: small(**kwargs),
 )
-def test_what_is_no_model_is_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        small(**kwargs)
 
 
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it():
@@ -244,15 +237,8 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
         model(texts(2), cache)
 
 
-# Generation token by token
-
-
-WRITERS = [
-    ("none", "default"),
-    ("learnable", "lape"),
-    ("rope_1d", "default"),
-    ("learnable+shaw+relative_bias", "lape_sharing"),
-]
+WRITERS = [("none", "default"), ("rope_1d", "default")]
+WRITERS += [("learnable", "lape"), ("learnable+shaw+relative_bias", "lape_sharing")]
 
 
 def writer(encoding="learnable", joining="default"):
@@ -273,8 +259,7 @@ def test_with_and_without_the_cache_the_tokens_are_the_same(encoding, joining, k
     model, tokens = writer(encoding, joining), texts(4, 3)
     with_cache = run(model, tokens, generator=seeded(), **kwargs)
     without = run(model, tokens, generator=seeded(), use_cache=False, **kwargs)
-    assert with_cache.shape == (3, 8) and with_cache.dtype == torch.long
-    assert torch.equal(with_cache, without)
+    assert with_cache.shape == (3, 8) and with_cache.dtype == torch.long and torch.equal(with_cache, without)
 
 
 def test_at_temperature_zero_every_token_is_the_likeliest():
@@ -285,18 +270,13 @@ def test_at_temperature_zero_every_token_is_the_likeliest():
         tokens = torch.cat([tokens, token[:, None]], 1)
 
 
-def test_tokens_are_drawn_as_often_as_the_softmax_says():
-    logits = torch.randn(5)
-    for temperature in (1.0, 0.5):
-        shares = draw_token(logits.expand(40_000, -1), temperature, generator=seeded()).bincount(minlength=5) / 40_000
-        torch.testing.assert_close(shares, (logits / temperature).softmax(-1), rtol=0, atol=0.01)
-
-
-def test_top_k_draws_among_the_k_likeliest_as_often_as_they_are_likely():
+def test_tokens_are_drawn_as_often_as_the_softmax_of_all_or_of_the_k_likeliest_says():
     logits = torch.tensor([0.0, 3.0, 1.0, 2.5, -1.0])
-    shares = draw_token(logits.expand(40_000, -1), top_k=2, generator=seeded()).bincount(minlength=5) / 40_000
-    likeliest = logits[[1, 3]].softmax(-1)
-    torch.testing.assert_close(shares, torch.tensor([0, likeliest[0], 0, likeliest[1], 0]), rtol=0, atol=0.01)
+    others = torch.tensor([True, False, True, False, True])  # than the two likeliest
+    for temperature, top_k in ((1.0, None), (0.5, None), (1.0, 2)):
+        draws = draw_token(logits.expand(40_000, -1), temperature, top_k, generator=seeded())
+        expected = logits.masked_fill(others, -torch.inf) if top_k else logits / temperature
+        assert_same(draws.bincount(minlength=5) / 40_000, expected.softmax(-1), 0.01)
     assert (draw_token(logits.expand(50, -1), top_k=1) == 1).all()
 
 
@@ -325,28 +305,16 @@ def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     assert run(model, texts(length, 3), 50).shape == (3, 50)
 
 
-@pytest.mark.parametrize("encoding", ["none", "sinusoidal_1d", "rope_1d", "bucketed_bias", "shaw"])
-def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
-    model, tokens = writer(encoding), texts(4, 3)
-    longer = run(model, tokens, 3 * 16, temperature=0)
-    assert torch.equal(run(model, tokens, 3 * 16, temperature=0, use_cache=False), longer)
-
-
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
-        ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),
-        ({"temperature": float("nan")}, "`temperature` must be at least 0 and finite, got nan"),
-        ({"top_k": 0}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got 0"),
-        ({"top_k": WORDS + 1}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got {WORDS + 1}"),
-        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"`tokens` must be int64 \(B, N\), N at least 1, got"),
-        ({"tokens": torch.zeros(2, 3)}, r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(2, 3\)"),
-    ],
+test_bad_arguments_of_generation_are_refused_at_once = refusals(
+    ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),
+    ({"temperature": -0.5}, "`temperature` must be at least 0 and finite, got -0.5"),
+    ({"temperature": float("nan")}, "`temperature` must be at least 0 and finite, got nan"),
+    ({"top_k": 0}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got 0"),
+    ({"top_k": WORDS + 1}, f"`top_k` must be from 1 to `vocab_size`, {WORDS}, got {WORDS + 1}"),
+    ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"`tokens` must be int64 \(B, N\), N at least 1, got"),
+    ({"tokens": torch.zeros(2, 3)}, r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(2, 3\)"),
+    call=lambda kwargs: graticule.generate(writer(), **{"tokens": texts(4, 3), "new_tokens": 3, **kwargs}),
 )
-def test_bad_arguments_of_generation_are_refused_at_once(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        graticule.generate(writer(), **{"tokens": texts(4, 3), "new_tokens": 3, **kwargs})
 
 
 def test_the_work_a_token_does_not_grow_with_the_text():
@@ -355,5 +323,4 @@ def test_the_work_a_token_does_not_grow_with_the_text():
     model.blocks[0].mlp.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
     model.position.register_forward_hook(lambda *_: asked.append(1))
     run(model, texts(5, 3), 7)
-    assert seen == [5, *[1] * 6]
-    assert len(asked) == 1
+    assert seen == [5, *[1] * 6] and len(asked) == 1

@@ -1,27 +1,24 @@
-"""PVT and Twins-SVT: stages, supported positions, compilers, and checkpoints of their public codes."""
+"""PVT and Twins-SVT: attention to a coarser grid, supported positions, and checkpoints of their public codes."""
 
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from timm.models.twins import Twins
+from torch import nn
 
 import graticule
-from graticule import load_checkpoint, published_state_dict
+from graticule import Grid, LayerPosition, load_checkpoint, published_state_dict
+from graticule.backbones.pvt import SpatialReductionAttention
 from graticule.testing.methods import check_backbone
-from in_turn import in_turn
-from tiny import assert_same, draw, full_size, images, without_memory
+from in_turn import in_turn, refusals
+from tiny import assert_same, draw, images
 
-SIZE = {
-    "img_size": 64,
-    "embed_dims": [8, 16, 24, 32],
-    "num_heads": [1, 2, 3, 4],
-    "depths": [1, 2, 1, 1],
-    "mlp_ratios": [4, 4, 2, 2],
-    "num_classes": 5,
-}
+SIZE = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
+SIZE |= {"mlp_ratios": [4, 4, 2, 2], "num_classes": 5}
 NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
 names = in_turn("name", NAMES)
 
@@ -34,62 +31,35 @@ def wide(*size, **kwargs):
     return images(*(size or (64, 64)), dtype=torch.float64, **kwargs)
 
 
-# Computation
-
-
-# Combinations
-
-
-@in_turn(
-    ("kwargs", "field"),
-    [
-        ({"encoding": "relative_bias"}, "layer 0 `bias`"),
-        ({"encoding": "learnable+relative_bias"}, "layer 0 `bias`"),
-        ({"encoding": "shaw"}, "layer 0 `bias`"),
-        ({"encoding": "convolutional_projection"}, "layer 1 `inputs`"),
-        ({"encoding": "convolutional_projection(places=-1)"}, "layer 0 `inputs`"),
-        ({"encoding": "peg(acts_on='queries_keys')"}, "layer 1 `inputs`"),
-    ],
+GOT = "`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives"
+test_an_encoding_that_acts_inside_attention_is_refused_by_name = refusals(
+    *((encoding, f"{GOT} layer 0 `bias`") for encoding in ("relative_bias", "learnable+relative_bias", "shaw")),
+    ("convolutional_projection", f"{GOT} layer 1 `inputs`"),
+    ("convolutional_projection(places=-1)", f"{GOT} layer 0 `inputs`"),
+    ("peg(acts_on='queries_keys')", f"{GOT} layer 1 `inputs`"),
+    call=lambda encoding: pvt(depths=[2, 2, 2, 2], encoding=encoding),
 )
-def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, field):
-    message = f"`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives {field}"
-    with pytest.raises(ValueError, match=message):
-        pvt(depths=[2, 2, 2, 2], **kwargs)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"embed_dims": [8, 16, 24]}, "`embed_dims` and `depths` must have .* every stage, got 3 and 4"),
-        ({"num_heads": [1, 2, 3]}, "`num_heads` must have a value for each of the 4 stages, got 3"),
-        ({"depths": [1, 1, 1]}, "for each of the 3 stages, got 4 and 4"),
-        ({"mlp_ratios": [4, 4, 4]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 3 and 4"),
-        ({"sr_ratios": [8, 4, 2, 1, 1]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 4 and 5"),
-        ({"depths": [1, 0, 1, 1]}, "`depths` must be at least 1, got 0"),
-        ({"depths": [], "embed_dims": [], "num_heads": [], "mlp_ratios": [], "sr_ratios": []}, "`depths` must"),
-        ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
-        ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
-        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
-        ({"num_heads": [1, 2, 5, 4]}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"sr_ratios": [8, 4, 0, 1]}, "`sr_ratios` must be at least 1 .* got 0 for 4 x 4 patches"),
-        ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
-        ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
-        ({"encoding": "peg(places=1)"}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
-        ({"img_size": (64, 100)}, "got width 100 with a patch of 32; the nearest sizes are 96 and 128"),
-        ({"global_pool": "max"}, "`global_pool` must be one of '', 'token', 'avg', got 'max'"),
-        ({"global_pool": "avg", "class_token": True}, "`class_token` must be False where .* got True"),
-        ({"pretrained": True}, "`pretrained` must be False: timm's hub has no weights of pvt_tiny;"),
-    ],
+test_invalid_arguments_are_refused_by_name = refusals(
+    ({"embed_dims": [8, 16, 24]}, "`embed_dims` and `depths` must have .* every stage, got 3 and 4"),
+    ({"num_heads": [1, 2, 3]}, "`num_heads` must have a value for each of the 4 stages, got 3"),
+    ({"depths": [1, 1, 1]}, "for each of the 3 stages, got 4 and 4"),
+    ({"mlp_ratios": [4, 4, 4]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 3 and 4"),
+    ({"sr_ratios": [8, 4, 2, 1, 1]}, "`mlp_ratios` and `sr_ratios` must .* 4 stages, got 4 and 5"),
+    ({"depths": [1, 0, 1, 1]}, "`depths` must be at least 1, got 0"),
+    ({"depths": [], "embed_dims": [], "num_heads": [], "mlp_ratios": [], "sr_ratios": []}, "`depths` must"),
+    ({"num_heads": [1, 2, 5, 4]}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+    ({"sr_ratios": [8, 4, 0, 1]}, "`sr_ratios` must be at least 1 .* got 0 for 4 x 4 patches"),
+    ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
+    ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
+    ({"encoding": "peg(places=1)"}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
+    ({"img_size": (64, 100)}, "got width 100 with a patch of 32; the nearest sizes are 96 and 128"),
+    ({"global_pool": "max"}, "`global_pool` must be one of '', 'token', 'avg', got 'max'"),
+    ({"global_pool": "avg", "class_token": True}, "`class_token` must be False where .* got True"),
+    ({"pretrained": True}, "`pretrained` must be False: timm's hub has no weights of pvt_tiny;"),
+    call=lambda kwargs: pvt(**kwargs),
 )
-def test_invalid_arguments_are_refused_by_name(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        pvt(**kwargs)
-
-
-# Training
-
-
-# timm's interface
 
 
 @names
@@ -103,12 +73,6 @@ def test_the_final_norm_is_for_the_last_stage_alone(name):
     assert_same(normed[3].flatten(2).mT, model.forward_features(x)[:, model.num_prefix_tokens :])
 
 
-# Folding, compiling, exporting, other memory
-
-
-# Checkpoints of the public codes
-
-
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 #: Recorded case -> our model.
 RECORDED = {"pvt": "pvt_tiny", "pvt_peg_gap": "pvt_tiny_peg_gap"}
@@ -116,45 +80,26 @@ recorded = pytest.mark.parametrize("case", RECORDED)
 
 
 def reference(case):
-    """Return the recorded state dict, input and output of the public code."""
     tensors = load_file(GOLDEN / f"{case}.safetensors")
     state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
     return state, tensors["input"].double(), tensors["output"].double()
 
 
-def write(state, folder, kind):
-    """Write a checkpoint in one of the usual formats."""
-    if kind == "safetensors":
-        save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
-        return folder / "model.safetensors"
-    torch.save({"model": state} if kind == "model" else state, folder / "model.pth")
+def write(state, folder):
+    torch.save({"model": state}, folder / "model.pth")
     return folder / "model.pth"
 
 
-# Names of parameters in the public codes
-
-
 @recorded
-@in_turn("kind", ["plain", "model", "safetensors"])
-def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
+def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, tmp_path):
     state, x, output = reference(case)
     model = pvt(RECORDED[case]).double().eval()
-    assert load_checkpoint(model, write(state, tmp_path, kind)) is model
-    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
+    assert load_checkpoint(model, write(state, tmp_path)) is model
+    assert_same(model(x), output, 1e-10)
 
-
-# Twins' published weights, on timm's hub
 
 TWINS = [("pvt_small_peg_gap", "twins_pcpvt_small"), ("pvt_medium_peg_gap", "twins_pcpvt_base")]
 THIN = {"img_size": 64, "embed_dims": [4, 4, 6, 8], "num_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 1, 1]}
-
-
-@pytest.mark.parametrize(("name", "timms"), TWINS)
-def test_pvt_with_peg_and_gap_is_timms_twins_parameter_by_parameter(name, timms):
-    with without_memory():
-        twins = timm.create_model(timms)
-    published = {key: value.shape for key, value in graticule.published_state_dict(full_size(name)).items()}
-    assert published == {key: value.shape for key, value in twins.state_dict().items()}
 
 
 @pytest.mark.parametrize(("name", "timms"), TWINS)
@@ -174,14 +119,11 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, timms, tmp_path):
     torch.testing.assert_close(other.patch_embeds[0].proj.weight, gray)
 
 
-# Checkpoints that do not fit
-
-
 def refusal(model, state, folder):
     """Load a checkpoint that must be refused without changing the model; returns the message."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"model\.pth does not fit PyramidVisionTransformer") as error:
-        load_checkpoint(model, write(state, folder, "model"))
+        load_checkpoint(model, write(state, folder))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     return str(error.value)
 
@@ -191,8 +133,7 @@ def test_a_checkpoint_of_the_other_code_is_refused_by_what_it_lacks(tmp_path):
     assert "lacks pos_block.0.proj.0.bias" in refusal(pvt("pvt_tiny_peg_gap"), state, tmp_path)
     state, _, _ = reference("pvt_peg_gap")
     message = refusal(pvt("pvt_tiny"), state, tmp_path)
-    assert "lacks cls_token, pos_embed1" in message
-    assert "pos_block.0.proj.0.bias" in message
+    assert "lacks cls_token, pos_embed1" in message and "pos_block.0.proj.0.bias" in message
 
 
 @pytest.mark.parametrize("size", [(64, 96), (32, 64)])
@@ -209,20 +150,11 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
         state[name] = torch.cat([prefix, resized.flatten(2).transpose(1, 2)], 1)
     wide.load_state_dict(state)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    torch.testing.assert_close(model(x), wide(x), rtol=0, atol=1e-12)
+    assert_same(model(x), wide(x), 1e-12)
     bicubic = pvt(encoding="learnable(resampler='bicubic')").double().eval()
     bicubic.load_state_dict(model.state_dict())
     assert (bicubic(x) - model(x)).abs().max() > 1e-6
 
-
-@recorded
-def test_published_names_are_exactly_those_of_the_public_code(case):
-    state, _, _ = reference(case)
-    published = graticule.published_state_dict(pvt(RECORDED[case]))
-    assert {name: value.shape for name, value in published.items()} == {name: v.shape for name, v in state.items()}
-
-
-# Twins-SVT
 
 SVT = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
 
@@ -234,7 +166,7 @@ def test_twins_svt_is_timms_with_every_weight_drawn(size):
     ours = graticule.create_model("twins_svt_small", img_size=size, num_classes=5, window_size=3, **SVT)
     ours.double().eval().load_state_dict(timms.state_dict())
     x = images(*size, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), timms(x), rtol=0, atol=1e-10)
+    assert_same(ours(x), timms(x), 1e-10)
     published = published_state_dict(ours)
     assert published.keys() == timms.state_dict().keys()
     assert all(torch.equal(published[name], value) for name, value in timms.state_dict().items())
@@ -247,3 +179,71 @@ def test_twins_svt_keeps_the_contract_with_windows_that_do_not_tile_and_has_no_c
     for window in (1, 2**16):
         with pytest.raises(ValueError, match=f"`window_size` must be from 2 to 4096 patches, got {window}"):
             graticule.create_model("twins_svt_small", **SVT, window_size=window)
+
+
+B, DIM, HEADS = 2, 24, 3
+HEAD = DIM // HEADS
+NOWHERE = LayerPosition()
+CASES = [
+    (1, Grid(3, 5)),
+    (1, Grid(4, 6, prefix=2)),
+    (2, Grid(4, 6, prefix=2)),
+    (2, Grid(4, 6)),
+    (4, Grid(4, 12)),
+    (4, Grid(8, 4)),
+]
+cases = pytest.mark.parametrize(("reduction", "grid"), CASES)
+
+
+def attention(reduction, **kwargs):
+    module = SpatialReductionAttention(DIM, HEADS, reduction=reduction, **kwargs).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return module
+
+
+def tokens(grid):
+    return torch.randn(B, grid.tokens, DIM, dtype=torch.float64)
+
+
+def keys_of(module, x, grid):
+    """Compute the inputs of keys and values, (B, M, DIM): the strided convolution as a product, then the norm."""
+    if module.reduction == 1:
+        return x
+    r = module.reduction
+    image = x[:, grid.prefix :].transpose(1, 2).reshape(B, DIM, *grid.shape)
+    cells = F.unfold(image, r, stride=r).transpose(1, 2)  # (B, M, DIM * r * r)
+    y = cells @ module.sr.weight.flatten(1).T + module.sr.bias
+    y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return y * module.norm.weight + module.norm.bias
+
+
+def naive(module, x, grid):
+    """Compute softmax(q k^T / sqrt(d)) v head by head; also returns the weights, (B, h, N, M)."""
+    q = x @ module.q.weight.T + module.q.bias
+    k, v = (keys_of(module, x, grid) @ module.kv.weight.T + module.kv.bias).split(DIM, -1)
+    mixed, weights = [], []
+    for head in range(HEADS):
+        at = slice(head * HEAD, (head + 1) * HEAD)
+        logits = (q[..., at] @ k[..., at].transpose(1, 2)) / HEAD**0.5
+        weights.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
+        mixed.append(weights[-1] @ v[..., at])
+    return torch.cat(mixed, -1) @ module.proj.weight.T + module.proj.bias, torch.stack(weights, 1)
+
+
+@cases
+def test_attention_to_a_coarser_grid_is_its_formula(reduction, grid):
+    module, x = attention(reduction), tokens(grid)
+    y, weights = naive(module, x, grid)
+    keys = grid.tokens if reduction == 1 else grid.patches // reduction**2  # prefix tokens are asked without reduction
+    assert y.shape == (B, grid.tokens, DIM) and weights.shape == (B, HEADS, grid.tokens, keys)
+    assert_same(module(x, NOWHERE, grid), y)
+    assert_same(module.weights(x, NOWHERE, grid), weights)
+
+
+@in_turn("grid", [Grid(3, 8), Grid(8, 3)])
+@in_turn("method", ["forward", "weights"])
+def test_a_grid_smaller_than_the_reduction_is_refused_with_its_sides(grid, method):
+    message = f"`img_size` must give this stage at least 4 patches per side.* got {grid.height} x {grid.width}"
+    with pytest.raises(ValueError, match=message):
+        getattr(attention(4), method)(tokens(grid), NOWHERE, grid)

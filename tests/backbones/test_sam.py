@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 
 import graticule
@@ -20,11 +19,6 @@ def test_log_n_counts_the_tokens_of_a_window_in_layers_of_windows():
     for layer, tokens in enumerate((4, 16, 4)):
         expected = torch.full((tokens,), math.log(tokens) / math.log(8))
         torch.testing.assert_close(positions[layer].query_scale, expected)
-
-
-def test_a_joining_that_makes_a_bias_of_the_table_is_refused_where_layers_see_windows():
-    with pytest.raises(ValueError, match=r"`joining` must not be 'tupe' where tokens attend within windows"):
-        small("learnable", joining="tupe")
 
 
 def test_each_layer_has_the_relative_encoding_of_its_window_or_of_the_whole_grid():

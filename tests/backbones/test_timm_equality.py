@@ -13,7 +13,6 @@ VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224"]
 
 
 def both(name, **kwargs):
-    """Build timm's model and ours, in float64 and evaluation mode, on the same drawn weights."""
     kwargs = {**SIZE, **kwargs}
     reference = draw(timm.create_model(name, **kwargs)).double().eval()
     ours = graticule.create_model(name, **kwargs).double().eval()
@@ -36,24 +35,18 @@ def test_the_logits_at_another_size_are_those_of_timm_set_to_it(name):
     reference.set_input_size((24, 40))
     x = images(24, 40, dtype=torch.float64)
     # timm resamples in float32 whatever the dtype of the table
-    torch.testing.assert_close(ours(x), reference(x), rtol=0, atol=1e-5)
+    assert_same(ours(x), reference(x), 1e-5)
     ours.set_input_size((24, 40))
-    torch.testing.assert_close(ours(x), reference(x), rtol=0, atol=1e-5)
+    assert_same(ours(x), reference(x), 1e-5)
 
 
 @in_turn(
     "kwargs",
     [
-        {"global_pool": "avg", "class_token": True},
-        {"global_pool": "avg", "class_token": False},
-        {"global_pool": "max", "class_token": True},
-        {"global_pool": "avgmax", "class_token": False},
-        {"global_pool": "", "class_token": True},
-        {"global_pool": "avg", "class_token": True, "fc_norm": False},
-        {"global_pool": "token", "fc_norm": True},
-        {"reg_tokens": 3},
-        {"num_classes": 0},
-        {"qkv_bias": False, "mlp_ratio": 2.0},
+        *({"global_pool": pool, "class_token": True} for pool in ("avg", "max", "")),
+        *({"global_pool": pool, "class_token": False} for pool in ("avg", "avgmax")),
+        *({"global_pool": "avg", "class_token": True, "fc_norm": False}, {"global_pool": "token", "fc_norm": True}),
+        *({"reg_tokens": 3}, {"num_classes": 0}, {"qkv_bias": False, "mlp_ratio": 2.0}),
         {"patch_size": (8, 4), "in_chans": 1},
     ],
 )
@@ -62,24 +55,18 @@ def test_every_way_to_pool_and_to_build_is_timms(kwargs):
     x = torch.randn(2, kwargs.get("in_chans", 3), 32, 32, dtype=torch.float64)
     assert ours.num_prefix_tokens == reference.num_prefix_tokens
     assert_same(ours(x), reference(x))
-    assert_same(
-        ours.forward_head(ours.forward_features(x), pre_logits=True),
-        reference.forward_head(reference.forward_features(x), pre_logits=True),
-    )
+    pooled = [model.forward_head(model.forward_features(x), pre_logits=True) for model in (ours, reference)]
+    assert_same(*pooled)
 
 
 @in_turn("name", MODELS)
 @in_turn(
     "options",
     [
-        {},
-        {"indices": 2},
-        {"indices": [0, 2], "norm": True},
-        {"indices": [0, -2], "stop_early": True},
-        {"indices": 2, "return_prefix_tokens": True},
+        *({}, {"indices": 2}, {"indices": [0, 2], "norm": True}, {"indices": [0, -2], "stop_early": True}),
+        *({"indices": 2, "return_prefix_tokens": True}, {"output_dict": True}),
         {"indices": 1, "output_fmt": "NLC", "intermediates_only": True},
         {"return_prefix_tokens": True, "intermediates_only": True, "norm": True},
-        {"output_dict": True},
         {"output_dict": True, "return_prefix_tokens": True, "intermediates_only": True, "output_fmt": "NLC"},
     ],
 )
@@ -107,9 +94,7 @@ def test_features_only_is_timms(options):
 def test_pruning_keeps_what_timms_keeps(name, prune_norm, prune_head):
     ours, reference = both(name)
     indices = [model.prune_intermediate_layers([0, 1], prune_norm, prune_head) for model in (ours, reference)]
-    assert indices[0] == indices[1]
-    assert len(ours.blocks) == 2
-    assert ours.num_classes == reference.num_classes
+    assert indices[0] == indices[1] and len(ours.blocks) == 2 and ours.num_classes == reference.num_classes
     x = images(dtype=torch.float64)
     assert_same(ours(x), reference(x))
     assert_same(ours.forward_intermediates(x, indices=[0, 1]), reference.forward_intermediates(x, indices=[0, 1]))

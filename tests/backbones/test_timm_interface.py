@@ -14,7 +14,7 @@ from graticule.backbones import registry
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import MODELS, list_models, register_backbone
 from in_turn import in_turn
-from tiny import CLASSES, COVER, SIZE, SMALLEST, draw, full_size, gradients, images, tiny
+from tiny import CLASSES, COVER, SIZE, SMALLEST, assert_same, draw, full_size, gradients, images, tiny
 
 choices = in_turn(("encoding", "joining"), COVER)
 
@@ -33,8 +33,7 @@ def test_timm_creates_the_model_that_we_create(name):
         created.append(create(known, **options))
     assert type(created[0]) is type(created[1])
     first, second = (model.state_dict() for model in created)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    assert first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_names():
@@ -58,8 +57,7 @@ def test_the_data_configuration_is_that_of_timms_model_of_the_name(named):
 def test_fresh_classifiers_of_a_distilled_model():
     model = tiny(name="deit_tiny_distilled_patch16_224")
     model.reset_classifier(7)
-    assert [head.out_features for head in model.get_classifier()] == [7, 7]
-    assert model(images()).shape == (2, 7)
+    assert [head.out_features for head in model.get_classifier()] == [7, 7] and model(images()).shape == (2, 7)
     with pytest.raises(ValueError, match="`global_pool` must be one of 'token', got 'avg'"):
         model.reset_classifier(7, "avg")
     model.reset_classifier(0)
@@ -101,8 +99,7 @@ def test_nothing_that_says_where_tokens_are_decays(name, encoding, joining):
     model = tiny(encoding, joining, name)
     excluded = model.no_weight_decay()
     positional = {f"position.{key}" for key, _ in model.position.named_parameters()}
-    assert positional <= excluded
-    assert {"cls_token"} | ({"dist_token"} if "distilled" in name else set()) <= excluded
+    assert positional <= excluded and {"cls_token"} | ({"dist_token"} if "distilled" in name else set()) <= excluded
     matrices = {key for key, p in model.named_parameters() if p.ndim > 1}
     assert decaying(model) == matrices - excluded
     assert not any(key.startswith("position.") or "token" in key for key in decaying(model))
@@ -116,7 +113,7 @@ def test_setting_the_patch_size_resamples_kernel_and_table():
         module.set_input_size(img_size=48, patch_size=16)
     assert model.grid.shape == (3, 3)
     x = images(48, 48)
-    torch.testing.assert_close(model(x), reference(x), rtol=0, atol=1e-5)
+    assert_same(model(x), reference(x), 1e-5)
 
 
 def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
@@ -140,10 +137,7 @@ def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     for x in (images, images[..., :28]):
         outputs = namespace["features"](x)
         tokens = [tokens for tokens, _ in model.each_layer(x)]
-        torch.testing.assert_close([outputs["middle"], outputs["logits"]], [tokens[2], model(x)], rtol=0, atol=0)
-
-
-# The tables of models by name
+        assert_same([outputs["middle"], outputs["logits"]], [tokens[2], model(x)], 0)
 
 
 names = pytest.mark.parametrize("named", [SMALLEST, pytest.param(list_models(), marks=pytest.mark.slow)])

@@ -13,38 +13,29 @@ from graticule.layers.gating import mix_tokens
 from graticule.position.folded import FoldedPosition
 from graticule.position.resampling import BICUBIC
 from in_turn import in_turn
-from tiny import draw, spec
+from tiny import assert_same, draw, spec
 
-SIZES = {
-    "img_size": 64,  # grids of 16, 8, 4 and 2 patches per side
-    "embed_dim": 16,
-    "depths": (2, 1, 2, 1),
-    "windows": (4, 4, 4, 2),
-    "groups": (2, 4, 4, 8),
-    "num_classes": 5,
-}
+#: Grids of 16, 8, 4 and 2 patches per side.
+SIZES = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 2, 1), "windows": (4, 4, 4, 2), "groups": (2, 4, 4, 8)}
+SIZES["num_classes"] = 5
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
 
 
 def posmlp(encoding="ggqpe", **kwargs):
-    """Return a small PosMLP in float64 and evaluation mode, with all parameters drawn."""
     return draw(graticule.create_model("posmlp_tiny_224", encoding=encoding, **SIZES | kwargs)).double().eval()
 
 
 def image(*size):
-    """Return images of 64 pixels, or of (height, width)."""
     return torch.randn(2, 3, *(size or (64, 64)), dtype=torch.float64)
 
 
 def state_of(model):
-    """Return a copy of the state dict."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def mixing_of(model):
-    """Return the mixing position of every stage."""
     return [part for part in model.position.modules() if isinstance(part, MixingPosition)]
 
 
@@ -59,12 +50,9 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
     assert model.windows == tuple(windows)
     for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
         image_grid = model.grid.pyramid(4)[stage]
-        assert {at.window for (at,) in model.where(stage, image_grid)} == {image_grid.within}
+        assert {at.window for (at,) in model.block_arguments(stage, image_grid)} == {image_grid.within}
         assert part.grid == Grid(min(side, grid), min(side, grid))
         assert {encoding.grid for encoding in part.encodings} == {part.grid}
-
-
-# Functions of displacement
 
 
 @pytest.mark.parametrize("form", ["alpha", "gamma", "gamma_gamma_t"])
@@ -79,16 +67,13 @@ def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
     assert torch.equal(model(x), before)
 
 
-# Shifted windows
-
-
 def reached(model, stage, index, place):
     """Return which tokens of a 16 x 16 grid of the first stage a change of the token at `place` affects, (16, 16)."""
     block, (row, column) = model.block(stage, index), place
     tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64), stage)
     changed = tokens.clone()
     changed[:, row * 16 + column] += torch.randn(16, dtype=torch.float64)
-    inputs = model.position(model.grid)[index], *model.where(stage, model.grid)[index]
+    inputs = model.position(model.grid)[index], *model.block_arguments(stage, model.grid)[index]
     return (block(changed, *inputs) - block(tokens, *inputs)).abs().sum(-1).view(16, 16)
 
 
@@ -106,14 +91,7 @@ def test_shifted_windows_are_shifted_by_half_the_new_side(window):
     assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
 
 
-# The border of the image
-
-BORDERS = [
-    ((4, 4, 4, 2), None),  # tiled without parts
-    ((4, 4, 4, 2), "swin"),
-    ((6, 3, 3, 2), None),
-    ((6, 3, 3, 2), "swin"),
-]
+BORDERS = [(windows, shift) for windows in ((4, 4, 4, 2), (6, 3, 3, 2)) for shift in (None, "swin")]
 
 
 def cut(grid, window, index, shift):
@@ -142,7 +120,7 @@ def test_no_token_receives_from_outside_its_window_or_the_image(encoding, window
     for stage, grid in enumerate(model.grid.pyramid(4)):
         window = grid.window(windows[stage])
         for index in range(model.depths[stage]):
-            position, (shifted,) = layers[layer], model.where(stage, grid)[index]
+            position, (shifted,) = layers[layer], model.block_arguments(stage, grid)[index]
             seen, place = cut(grid, window, index, shift)
             x = torch.randn(1, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64, requires_grad=True)
             mixed = mix_tokens(x, position.mixing, None, shifted)
@@ -151,16 +129,13 @@ def test_no_token_receives_from_outside_its_window_or_the_image(encoding, window
             if encoding.endswith("gqpe"):
                 expected = expected / expected.sum(-1, keepdim=True)
                 ones = mix_tokens(torch.ones_like(x), position.mixing, None, shifted)
-                torch.testing.assert_close(ones, torch.ones_like(x), rtol=0, atol=1e-12)
+                assert_same(ones, torch.ones_like(x), 1e-12)
             by_hand = torch.einsum("gij,bjgc->bigc", expected, x.unflatten(-1, (len(matrix), -1))).flatten(-2)
-            torch.testing.assert_close(mixed, by_hand, rtol=0, atol=1e-10)
+            assert_same(mixed, by_hand, 1e-10)
             for i in (0, grid.patches // 2, grid.patches - 1):
                 (gradient,) = torch.autograd.grad(mixed[0, i].sum(), x, retain_graph=True)
                 assert torch.equal(gradient[0].any(-1), seen[i])
             layer += 1
-
-
-# Tables, matrices and biases
 
 
 @in_turn(
@@ -178,7 +153,7 @@ def test_a_resampled_model_is_a_model_of_those_windows(encoding, windows, built)
     shapes = [{name: value.shape for name, value in made.state_dict().items()} for made in (model, other)]
     assert shapes[0] == shapes[1]
     other.load_state_dict(model.state_dict(), strict=True)
-    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+    assert_same(model(x), other(x), 1e-12)
 
 
 def test_tables_matrices_and_biases_are_resampled_as_maps():
@@ -200,9 +175,6 @@ def test_tables_matrices_and_biases_are_resampled_as_maps():
     assert [name for name in unchanged if not torch.equal(after[name], before[name])] == []
 
 
-# Checkpoints of other windows
-
-
 @in_turn("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
 @in_turn("folded", [False, True])
 def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(encoding, folded, tmp_path):
@@ -213,10 +185,7 @@ def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(en
     load_checkpoint(fold(model) if folded else model, path)
     other.set_input_size(windows=SIZES["windows"])
     assert_same_state(model, other.state_dict())
-    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
-
-
-# Folded models
+    assert_same(model(x), other(x), 1e-12)
 
 
 @in_turn("encoding", [*MIXING, "learnable+ggqpe"])
@@ -227,13 +196,9 @@ def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding):
         made.set_input_size((64, 96), windows=LARGER)
     assert isinstance(twin.position, FoldedPosition)
     assert_same_state(twin, model.state_dict())
-    torch.testing.assert_close(twin(x), model(x), rtol=0, atol=1e-12)
+    assert_same(twin(x), model(x), 1e-12)
     unfold(twin)
-    assert twin.windows == LARGER
-    assert torch.equal(twin(x), model(x))
-
-
-# Refusals
+    assert twin.windows == LARGER and torch.equal(twin(x), model(x))
 
 
 @in_turn(
@@ -258,10 +223,7 @@ def test_invalid_arguments_are_refused_before_anything_is_changed(change, messag
         change(model)
     assert model.img_size == (64, 64) and model.windows == SIZES["windows"]
     assert_same_state(model, state)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-
-
-# With an absolute encoding
+    assert_same(model(x), before, 1e-12)
 
 
 def rolled(x, grid, window, mask):
@@ -298,9 +260,9 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
     logits = encoding.logits(grid.within)
     pairs = position.mixing._replace(table=logits, softmax=False).matrix()
     x = torch.randn(2, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64)
-    mixed = mix_tokens(x, position.mixing, None, *model.where(stage, grid)[1])
+    mixed = mix_tokens(x, position.mixing, None, *model.block_arguments(stage, grid)[1])
     expected = rolled(x, grid, grid.within, lambda mask: (pairs + mask).softmax(-1))
-    torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-10)
+    assert_same(mixed, expected, 1e-10)
     hard = rolled(x, grid, grid.within, lambda mask: (pairs + 1e6 * mask).softmax(-1))
     assert not torch.allclose(hard, expected)
 
@@ -308,5 +270,5 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
 def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
     for shift, expected in (("released", [0, 1, 0, 1, 0, 1]), ("swin", [0, 0, 1, 0, 0, 0])):  # the last is one window
         model = posmlp(shift=shift, depths=(1, 2, 1, 2), windows=(2, 2, 2, 2))
-        where = [model.where(stage, grid) for stage, grid in enumerate(model.grid.pyramid(4))]
+        where = [model.block_arguments(stage, grid) for stage, grid in enumerate(model.grid.pyramid(4))]
         assert [any(windows.shift) for stage in where for (windows,) in stage] == [bool(moves) for moves in expected]

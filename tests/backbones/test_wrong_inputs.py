@@ -9,6 +9,7 @@ import torch
 
 import graticule
 from graticule import Points, create_detector, create_language_model, create_segmenter, generate
+from in_turn import refusals
 from tiny import SIZE, draw, images, tiny
 
 SIZES = {name: value for name, value in SIZE.items() if name not in ("num_classes", "depth")}
@@ -28,16 +29,14 @@ MODELS = {
     "detector": lambda: create_detector("vit_tiny_patch16_224", 3, "fcos", "simple_pyramid(channels=32)", **SIZES),
 }
 INPUTS = {
-    "an array": lambda x: x.numpy(),
-    "None": lambda x: None,
-    "a string": lambda x: "x",
-    "an image in a list": lambda x: [IMAGE],
-    "None in a list": lambda x: [None],
-    "an empty list": lambda x: [],
-    "bytes": lambda x: (x * 9).byte(),
-    "complex": lambda x: x.to(torch.complex64),
-    "meta": lambda x: x.to("meta"),
-    "sparse": lambda x: x.to_sparse(),
+    **{
+        "an array": lambda x: x.numpy(),
+        "None": lambda x: None,
+        "a string": lambda x: "x",
+        "an empty list": lambda x: [],
+    },
+    **{"an image in a list": lambda x: [IMAGE], "None in a list": lambda x: [None], "bytes": lambda x: (x * 9).byte()},
+    **{"complex": lambda x: x.to(torch.complex64), "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse()},
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
 }
 
@@ -79,10 +78,11 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_an_argument_of_a_wrong_kind_is_named(name):
-    with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(',')[0].partition(' ')[0]}` must"):
-        OTHERS[name](_vit(), images())
+test_an_argument_of_a_wrong_kind_is_named = refusals(
+    *((act, f"^`{name.partition(',')[0].partition(' ')[0]}` must") for name, act in OTHERS.items()),
+    call=lambda act: act(_vit(), images()),
+    error=(ValueError, TypeError),
+)
 
 
 TEXT = torch.zeros(2, 4, dtype=torch.long)
@@ -130,20 +130,16 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("index", range(len(OF_TEXT)))
-@torch.no_grad()
-def test_a_language_model_refuses_wrong_tokens_caches_and_lengths(index):
-    act, argument = OF_TEXT[index]
-    with pytest.raises((ValueError, TypeError), match=f"^`{argument}` must"):
-        act(_lm())
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_generate_refuses_wrong_options_before_any_work(name):
-    model = _lm()
-    for value in OPTIONS[name]:
-        with pytest.raises((ValueError, TypeError), match=f"^`{name}` must"):
-            generate(model, **{"tokens": TEXT, "new_tokens": 2, name: value})
+test_a_language_model_refuses_wrong_tokens_caches_and_lengths = refusals(
+    *((act, f"^`{argument}` must") for act, argument in OF_TEXT),
+    call=torch.no_grad()(lambda act: act(_lm())),
+    error=(ValueError, TypeError),
+)
+test_generate_refuses_wrong_options_before_any_work = refusals(
+    *(({name: value}, f"^`{name}` must") for name, values in OPTIONS.items() for value in values),
+    call=lambda option: generate(_lm(), **{"tokens": TEXT, "new_tokens": 2, **option}),
+    error=(ValueError, TypeError),
+)
 
 
 @torch.no_grad()

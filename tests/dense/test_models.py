@@ -402,7 +402,10 @@ def test_parts_that_do_not_fit_are_refused_with_a_remedy():
     box = {"boxes": torch.tensor([[3.0, 3, 3, 9]]), "labels": torch.tensor([1])}
     cases = [
         (partial(detector, **VIT, num_classes=0), "`num_classes` must be at least 1"),
-        (partial(segmenter, **VIT, num_classes=2, decoder="fpn(channels=0)"), "`channels` must be at least 1"),
+        (
+            partial(segmenter, **VIT, num_classes=2, decoder="fpn(channels=0)"),
+            "`channels` of decoder fpn must be at least",
+        ),
         (partial(detector, **VIT, num_classes=2, head="retinanet(score_=1)"), "did you mean 'score'"),
         (partial(detector, **VIT, num_classes=2, head="retina"), "`head` must be"),
         (

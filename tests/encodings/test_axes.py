@@ -6,66 +6,48 @@ import itertools
 import pytest
 import torch
 
+import graticule
 from graticule import Grid, Points, build_position
 from graticule.encodings import ENCODINGS
 from graticule.layers.attention import Attention
 from graticule.position.joining import JOININGS
 from graticule.position.tokens import Subset
-from graticule.testing.places import (
-    DEPTH,
-    DIM,
-    HEADS,
-    LAWS,
-    build_random,
-    check_layers,
-    mixes,
-    reorder,
-    values,
-)
-from in_turn import in_turn
-from tiny import laws_of_places
+from graticule.testing.places import DEPTH, DIM, HEADS, LAWS, build_random, check_layers, mixes, reorder, values
+from in_turn import in_turn, refusals
+from tiny import assert_same, draw, laws_of_places
 
 #: Encodings that depend on coordinates through formulas or small networks, and take points.
 COMPUTED = [
-    "sinusoidal_2d",
-    "fourier",
-    "fourier(coordinates='patches')",
-    "coordinates",
-    "rope",
-    "rope(coordinates='separate', split=(2, 3))",
+    *(
+        "sinusoidal_2d",
+        "fourier",
+        "fourier(coordinates='patches')",
+        "coordinates",
+        "rope_mixed",
+        "liere",
+        "mrope",
+        "pope",
+    ),
+    *("rope", "rope(coordinates='separate', split=(2, 3))", "rope(coordinates='middle')"),
     "rope(coordinates='centered', split=(2, 2), arrangement='interleaved', layout='half_rotated', unrotated='first')",
     "rope(coordinates=('centered', 'max'), base=(100, 9), offset=0.5)",
-    "rope(coordinates='middle')",
-    "rope_mixed",
-    "rope_golden_gate(coordinates='patches')",
-    "liere",
-    "mrope",
-    "pope",
-    "alibi",
-    "alibi(distance='manhattan')",
-    "alibi(distance='squared')",
-    "alibi(distance='axes')",
-    "fire",
-    "fire(form='axes')",
-    "kerple",
-    "kerple(kernel='power')",
-    "sandwich",
-    "continuous_bias",
-    "mlp_bias",
-    "gqpe_bias",
-    "irpe(method='euclidean', on='qkv')",
-    "irpe(method='cross', on='k')",
-    "gpsa",
-    "log_n",
+    *(
+        "rope_golden_gate(coordinates='patches')",
+        "gpsa",
+        "log_n",
+        "sandwich",
+        "continuous_bias",
+        "mlp_bias",
+        "gqpe_bias",
+    ),
+    *("alibi", *(f"alibi(distance='{distance}')" for distance in ("manhattan", "squared", "axes"))),
+    *("fire", "fire(form='axes')", "kerple", "kerple(kernel='power')"),
+    *("gqpe_bias", "irpe(method='euclidean', on='qkv')", "irpe(method='cross', on='k')"),
 ]
 #: More options.
 OPTIONS = [
-    *COMPUTED,
-    "relative_bias(prefix_rows=True)",
-    "ggqpe(form='gamma_released')",
-    "ggqpe(form='alpha')",
-    "irpe(method='quant')",
-    "peg(convolution='dense', padding='circular')",
+    *(*COMPUTED, "relative_bias(prefix_rows=True)", "ggqpe(form='gamma_released')", "ggqpe(form='alpha')"),
+    *("irpe(method='quant')", "peg(convolution='dense', padding='circular')"),
 ]
 
 
@@ -168,7 +150,7 @@ def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
             for name, value in alone.items():
                 of_sample = actual[name][sample]
                 expected = value[sample] if value.ndim == actual[name].ndim else value.reshape(of_sample.shape)
-                torch.testing.assert_close(of_sample, expected, rtol=0, atol=1e-12)
+                assert_same(of_sample, expected, 1e-12)
 
 
 def test_the_coordinates_of_points_are_checked_once(monkeypatch):
@@ -187,11 +169,14 @@ def test_attention_takes_points_of_each_sample():
     outputs = attention(together.enter_block(x), together)
     for sample, single in enumerate(separate):
         alone = attention(single.enter_block(x[sample : sample + 1]), single)
-        torch.testing.assert_close(outputs[sample : sample + 1], alone, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
-        Points(torch.rand(2, 3, 5, 2))
-    with pytest.raises(ValueError, match="`places` must be finite numbers"):
-        Points(torch.tensor([[0.0, torch.nan]]))
+        assert_same(outputs[sample : sample + 1], alone, 1e-12)
+
+
+test_points_of_other_shapes_and_values_are_refused = refusals(
+    (torch.rand(2, 3, 5, 2), r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"),
+    (torch.tensor([[0.0, torch.nan]]), "`places` must be finite numbers"),
+    call=Points,
+)
 
 
 @in_turn(
@@ -217,14 +202,14 @@ def test_coordinates_are_in_the_unit_of_the_spacing(encoding):
     if encoding.startswith("fourier"):  # centers of larger patches: the offset of half a patch is twice as far
         places = build_position(coarse, dim=DIM, depth=1, num_heads=HEADS, encoding=encoding).encodings[0].coordinates
         pairs = places(fine).view(2, 3, 2, 4, 3).mean(2).flatten(0, 2)
-        torch.testing.assert_close(places(coarse)[:, 1], pairs[:, 1], rtol=0, atol=1e-15)
+        assert_same(places(coarse)[:, 1], pairs[:, 1], 1e-15)
         return
     for first, second in zip(position(fine), position(coarse), strict=True):
         for name, value in values(second, coarse.tokens).items():
             if name == "added_to_stream":
-                torch.testing.assert_close(value, first.added_to_stream[index], rtol=0, atol=1e-12)
+                assert_same(value, first.added_to_stream[index], 1e-12)
             if isinstance(first.bias, torch.Tensor) and encoding != "fire":  # relative to the largest distance
-                torch.testing.assert_close(value, first.bias[:, index][..., index], rtol=0, atol=1e-12)
+                assert_same(value, first.bias[:, index][..., index], 1e-12)
 
 
 @in_turn("encoding", ["learnable", "rope", "mlp_bias", "lrpe", "shaw", "coordinates", "log_n"])
@@ -235,16 +220,20 @@ def test_a_grid_of_another_number_of_axes_is_refused(encoding):
             position(grid)
 
 
-@in_turn(
-    ("encoding", "shape", "message"),
-    [
-        ("rope(split=(2, 4))", (2, 3, 4), "`split` must be 3 numbers of pairs, of 6 at most"),
-        ("rope(split=(3, 4))", (3, 4), "`split` must be 2 numbers of pairs, of 6 at most"),
-        ("rope(scaling='yarn', reference=(16, 16))", (2, 3, 4), "`reference` must have 3 sides"),
-        ("mrope", (2, 2, 2, 2), "`grid` must have time, rows and columns at most with mrope, got 4 axes"),
-        ("alibi(distance='axes')", (1, 2, 1, 2, 1, 2, 1), "`num_heads` must be at least 7"),
-    ],
+test_options_that_do_not_fit_the_axes_are_refused = refusals(
+    (("rope(split=(2, 4))", Grid(2, 3, 4)), "`split` must be 3 numbers of pairs, of 6 at most"),
+    (("rope(split=(3, 4))", Grid(3, 4)), "`split` must be 2 numbers of pairs, of 6 at most"),
+    (("rope(scaling='yarn', reference=(16, 16))", Grid(2, 3, 4)), "`reference` must have 3 sides"),
+    (("mrope", Grid(2, 2, 2, 2)), "`grid` must have time, rows and columns at most with mrope, got 4 axes"),
+    (("alibi(distance='axes')", Grid(1, 2, 1, 2, 1, 2, 1)), "`num_heads` must be at least 7"),
+    call=lambda case: build_position(case[1], dim=DIM, depth=1, num_heads=HEADS, encoding=case[0])(case[1]),
 )
-def test_options_that_do_not_fit_the_axes_are_refused(encoding, shape, message):
-    with pytest.raises(ValueError, match=message):
-        build_position(Grid(*shape), dim=DIM, depth=1, num_heads=HEADS, encoding=encoding)(Grid(*shape))
+
+
+@in_turn("encoding", ["relative_bias + log_n", "continuous_bias", "irpe", "rope", "rope_mixed"])
+def test_windows_have_the_position_of_a_window_whatever_the_image(encoding):
+    sizes = {"img_size": 32, "embed_dim": DIM, "depths": (2, 1), "num_heads": (HEADS, HEADS), "window_size": 4}
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **sizes)).double().eval()
+    for size in ((64, 48), (48, 96)):
+        for there, here in list(zip(model.position(model.grid_at(size)), model.position(model.grid), strict=True))[:2]:
+            assert_same(values(there, 16), values(here, 16), atol=0)

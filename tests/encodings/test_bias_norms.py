@@ -10,7 +10,7 @@ from graticule.encodings.build import build_position
 from graticule.encodings.forms.bias import BiasPosition, HeadNormalizedBias, NormalizedBias
 from graticule.encodings.mlp_bias import ContinuousBias
 from graticule.encodings.relative_bias import RelativeBias
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import DEPTH, assert_same, draw, images, tiny
 
 HEADS = 3
@@ -23,7 +23,6 @@ biases = in_turn("kind", BIASES)
 
 
 def drawn(encoding):
-    """Return the encoding in float64, with parameters drawn so that each one has an effect."""
     for parameter in encoding.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding
@@ -37,26 +36,16 @@ def split(bias):
 
 @torch.no_grad()
 @biases
+@in_turn(("norm", "axis"), [(NormalizedBias, -1), (HeadNormalizedBias, 0)])
 @in_turn("eps", [1e-5, 0.1])
-def test_the_norm_over_the_keys_by_hand(kind, eps):
-    encoding = drawn(NormalizedBias(BIASES[kind](), eps))
+def test_the_norm_over_the_keys_or_the_heads_by_hand(kind, norm, axis, eps):
+    encoding = drawn(norm(BIASES[kind](), eps))
     plain = encoding.bias.patch_bias(BUILT)
-    mean, variance = plain.mean(-1, keepdim=True), plain.var(-1, correction=0, keepdim=True)
-    expected = (plain - mean) / (variance + eps).sqrt() * encoding.norm.weight + encoding.norm.bias
-    assert_same(split(encoding(BUILT)), expected, 1e-10)
-
-
-@torch.no_grad()
-@biases
-@in_turn("eps", [1e-5, 0.1])
-def test_the_norm_over_the_heads_by_hand(kind, eps):
-    encoding = drawn(HeadNormalizedBias(BIASES[kind](), eps))
-    plain = encoding.bias.patch_bias(BUILT)
-    mean, variance = plain.mean(0), plain.var(0, correction=0)
-    for head in range(HEADS):
-        weight, shift = encoding.norm.weight[head], encoding.norm.bias[head]
-        expected = (plain[head] - mean) / (variance + eps).sqrt() * weight + shift
-        assert_same(split(encoding(BUILT))[head], expected, 1e-10)
+    mean, variance = plain.mean(axis, keepdim=True), plain.var(axis, correction=0, keepdim=True)
+    shape = [1, 1, 1]
+    shape[axis] = -1
+    weight, shift = (parameter.view(shape) for parameter in (encoding.norm.weight, encoding.norm.bias))
+    assert_same(split(encoding(BUILT)), (plain - mean) / (variance + eps).sqrt() * weight + shift, 1e-10)
 
 
 @torch.no_grad()
@@ -111,31 +100,21 @@ def test_a_model_normalizes_its_bias_over_the_keys_unless_over_names_the_heads(e
     assert_same(graticule.fold(model, (24, 40))(x), before, 1e-12)
 
 
-@in_turn(
-    ("encoding", "joining", "message"),
-    [
-        *(
-            (name, "default(over='keys')", "`joining` default must not have the option 'over'")
-            for name in ("relative_bias", "continuous_bias")
-        ),
-        *(
-            (name, f"lape(over='{axis}')", "`over` must be left out unless a relative bias is joined, without an abs")
-            for name in ("learnable", "learnable+relative_bias", "sinusoidal_2d+continuous_bias")
-            for axis in ("keys", "heads")
-        ),
-        ("relative_bias", "lape(over='head')", r"`over` of joining lape must be .*'keys' or 'heads'.*got 'head'"),
-    ],
+test_a_norm_without_lape_or_beside_a_table_is_refused = refusals(
+    (("relative_bias", "default(over='keys')"), "`joining` default must not have the option 'over'"),
+    *(
+        ((name, f"lape(over='{axis}')"), "`over` must be left out unless a relative bias is joined, without an abs")
+        for name in ("learnable", "learnable+relative_bias", "sinusoidal_2d+continuous_bias")
+        for axis in ("keys", "heads")
+    ),
+    (("relative_bias", "lape(over='head')"), r"`over` of joining lape must be .*'keys' or 'heads'.*got 'head'"),
+    call=lambda names: tiny(*names),
 )
-def test_a_norm_without_lape_or_beside_a_table_is_refused(encoding, joining, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(encoding, joining)
+test_a_norm_over_one_head_is_refused = refusals(
+    (lambda: HeadNormalizedBias(RelativeBias(BUILT, 1)), "`over` must be 'keys' with one head"),
+    (lambda: tiny("relative_bias", "lape(over='heads')", num_heads=1), "`over` must be 'keys' with one head"),
+)
 
 
-def test_a_norm_over_one_head_is_refused():
-    for call in (
-        lambda: HeadNormalizedBias(RelativeBias(BUILT, 1)),
-        lambda: tiny("relative_bias", "lape(over='heads')", num_heads=1),
-    ):
-        with pytest.raises(ValueError, match="`over` must be 'keys' with one head"):
-            call()
+def test_one_head_is_normalized_over_the_keys():
     assert isinstance(tiny("relative_bias", "lape", num_heads=1).position.encodings[0], NormalizedBias)

@@ -12,7 +12,6 @@ from graticule.encodings.alibi import Alibi, Kerple, default_slopes
 from graticule.encodings.bucketed import BucketedBias, edges
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.fire import Fire
-from graticule.encodings.forms import bias as forms
 from graticule.encodings.gqpe import GqpeBias
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
@@ -20,9 +19,9 @@ from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.sandwich import Sandwich
 from graticule.encodings.shaw import ShawBias
 from graticule.encodings.sinusoidal import Sinusoidal1d
-from graticule.position.bias import Bias, LowRank
+from graticule.position.bias import Bias
 from graticule.surgery.fold import fold
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw, images, tiny
 
 HEADS, HEAD_DIM = 3, 4
@@ -173,13 +172,11 @@ BIASES = {
 }
 RESAMPLED = [name for name in BIASES if name.startswith(("relative", "decomposed"))]
 OF_QUERIES = [name for name in BIASES if name.startswith(("shaw", "irpe", "decomposed"))]
-DECAYING = [name for name in BIASES if name.startswith(("alibi", "kerple", "sandwich"))]
 every = in_turn("name", BIASES)
 grids = in_turn("grid", [BUILT, Grid(4, 2, prefix=2), Grid(1, 6)])
 
 
 def built(name, grid=BUILT):
-    """Return a bias in float64, with parameters drawn so that each one has an effect."""
     encoding = BIASES[name][0](grid).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -191,7 +188,6 @@ def queries(grid, batch=2):
 
 
 def table(encoding, grid, q):
-    """Return the bias for each sample, (B, heads, N, N)."""
     return Bias.of(encoding.layer(grid).bias).table(q).expand(len(q), -1, -1, -1)
 
 
@@ -254,18 +250,6 @@ def test_for_equal_queries_a_bias_depends_on_the_displacement_alone_and_prefix_t
     assert_same(patches[:, :, :, 1:, :, 1:], patches[:, :, :, :-1, :, :-1], 1e-12)
 
 
-@in_turn(
-    "name", [name for name in BIASES if name.startswith(("relative", "continuous", "mlp", "fire, axes", "gqpe, g"))]
-)
-def test_different_displacements_have_different_biases(name):
-    bias = table(built(name), BUILT, queries(BUILT))[0, 0, 1:, 1:]
-    values = {
-        tuple(offset): value
-        for offset, value in zip(BUILT.offsets().flatten(0, 1).tolist(), bias.flatten().tolist(), strict=True)
-    }
-    assert len(set(values.values())) == len(values) == math.prod(BUILT.table)
-
-
 @in_turn("name", OF_QUERIES)
 @grids
 @in_turn("elsewhere", [False, True])
@@ -282,22 +266,6 @@ def test_a_part_of_a_bias_of_the_queries_is_that_part_of_the_whole_and_of_its_ow
     assert rows.nonzero().flatten().tolist() == [grid.prefix + 1]
 
 
-@in_turn("name", DECAYING)
-def test_a_bias_of_the_distance_is_zero_at_zero_and_falls_along_a_diagonal(name):
-    bias = table(built(name, Grid(6, 6)), Grid(6, 6), queries(Grid(6, 6)))[0]
-    assert bias.diagonal(dim1=1, dim2=2).abs().max() <= 1e-12 and bias.max() <= 1e-12
-    along = bias.reshape(HEADS, 6, 6, 6, 6)[:, 0, 0].diagonal(dim1=1, dim2=2)
-    assert name == "sandwich" or (along.diff(dim=-1) < 0).all()
-
-
-#: FIRE is relative to the longest distance.
-@in_turn("name", [name for name in BIASES if name not in RESAMPLED and not name.startswith("fire")])
-def test_the_first_tokens_of_a_text_do_not_depend_on_its_length(name):
-    encoding, q = built(name, Grid(1, 8)), queries(Grid(1, 8))
-    full, short = (table(encoding, grid, q[:, :, : grid.tokens]) for grid in (Grid(1, 8), Grid(1, 5)))
-    assert_same(full[..., :5, :5], short, 1e-12)
-
-
 @in_turn("name", ["shared_relative_bias", "shared_mlp_bias", "alibi", "bucketed_bias", "sandwich"])
 def test_layers_share_one_bias_that_folds_into_one_constant(name):
     model = draw(tiny(f"{name}(layers=[0, 2])")).eval()
@@ -308,23 +276,6 @@ def test_layers_share_one_bias_that_folds_into_one_constant(name):
     fold(model)
     assert [buffer for buffer, _ in model.position.named_buffers() if buffer.startswith("layer")] == ["layer0_bias"]
     assert_same(model(x), before, 1e-6)
-
-
-@in_turn("encoding", ["relative_bias", "continuous_bias", "irpe"])
-@in_turn("size", [(32, 32), (64, 48), (48, 96)])
-def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, size):
-    sizes = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4}
-    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **sizes)).double().eval()
-    layers = zip(model.position(model.grid_at(size)), model.position(model.grid), (3, 3, 6), strict=True)
-    for there, here, heads in layers:
-        q = torch.randn(1, heads, 16, 4, dtype=torch.float64)
-        assert torch.equal(*(Bias.of(layer.bias).table(q) for layer in (there, here)))
-
-
-# By hand
-
-
-# T5's buckets
 
 
 @in_turn("causal", [False, True])
@@ -340,9 +291,6 @@ def test_the_buckets_of_t5_are_those_of_the_formula(causal, buckets, max_distanc
         real = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
         if abs(real - round(real)) > 1e-9:  # at an edge the logarithm of the code may be rounded up or down
             assert sum(edge <= distance for edge in starts) == min(exact + math.floor(real), side - 1)
-
-
-# iRPE's buckets
 
 
 def test_at_the_ratio_of_the_paper_there_are_forty_nine_buckets_and_one_for_prefix_tokens():
@@ -371,9 +319,6 @@ def test_a_model_gives_irpe_its_scaled_queries():
     assert (outputs[2] - outputs[0]).abs().max() > 1e-3
 
 
-# ALiBi's slopes
-
-
 @in_turn("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32])
 def test_slopes_are_geometric_for_a_power_of_two_and_else_follow_the_recursion_of_the_code(heads):
     below = 1 << (heads.bit_length() - 1)
@@ -393,26 +338,6 @@ def test_slopes_are_those_of_the_formula_or_given_or_learned_from_it_and_stay_po
     assert not list(encoding.parameters()) and not encoding.state_dict()
     large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert_same(encoding(large), 2 * encoding(Grid(3, 4, prefix=1)))
-
-
-@in_turn("encoding", ["alibi(distance='squared')", "alibi(distance='squared') + sandwich(channels=2)"])
-def test_a_model_computes_the_same_with_two_factors(encoding):
-    squared = Alibi(BUILT, 3, distance="squared").double()
-    assert squared.low_rank(OTHER).rank == 4
-    assert_same(squared.low_rank(OTHER).table(), squared(OTHER), 1e-12)
-    assert all(Alibi(BUILT, 3, distance=name).low_rank(BUILT) is None for name in ("euclidean", "manhattan", "axes"))
-    model = draw(tiny(encoding)).double().eval()
-    x = images().double()
-    expected = model(x)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms, "LOW_RANK_TOKENS", 1)
-        for _ in range(2):
-            assert isinstance(model.position(model.grid)[0].bias, LowRank)
-            assert_same(model(x), expected, 1e-12)
-            fold(model)
-
-
-# KERPLE, Sandwich and FIRE
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])
@@ -439,18 +364,6 @@ def test_sandwich_on_a_row_is_the_product_of_the_table_of_a_transformer_up_to_th
     assert_same(8 * shifted(grid)[0], product - product.diagonal(), 1e-4)
 
 
-def test_fire_never_sees_a_share_beyond_one_and_on_larger_grids_the_threshold_does_not_matter():
-    encoding, shares = BIASES["fire, axes"][0](BUILT).double(), []
-    encoding.mlp.register_forward_hook(lambda module, inputs, output: shares.append(inputs[0]))
-    for grid in (BUILT, Grid(40, 3)):
-        encoding(grid)
-        assert shares[-1].abs().max() <= 1 + 1e-12
-    far = encoding(Grid(20, 24))
-    with torch.no_grad():
-        encoding.log_threshold.sub_(1)
-    assert_same(encoding(Grid(20, 24)), far, 1e-12)
-
-
 def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper():
     grid = Grid(8)
     encoding = Fire(grid, HEADS, causal=True).double()
@@ -462,9 +375,6 @@ def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper(
             share = math.log(1 + 0.1 * (i - j)) / math.log(1 + 0.1 * max(3, i))
             expected = encoding.mlp(torch.tensor([share], dtype=torch.float64))
             assert_same(bias[:, i, j], expected, 1e-6)  # 0.1 is stored in float32
-
-
-# Tables
 
 
 TABLES = ["learnable", "relative_bias", "factorized", "lrpe", "glrpe", "sgu", "global_filter"]
@@ -484,18 +394,6 @@ def test_shaws_tables_are_shared_by_heads_and_start_as_a_normal_of_std_a_fiftiet
 
 
 @torch.no_grad()
-@in_turn("new", [Grid(6, 6), Grid(2, 4)])
-def test_a_resampled_table_stays_even_or_constant(new):
-    """Resampling keeps the zero offset in the middle, so b(p - q) = b(q - p) is preserved."""
-    encoding = RelativeBias(Grid(3, 5), 1).double()
-    values = encoding.relative_position_bias_table
-    values.copy_(values + values.flip(0))
-    assert_same(encoding(new)[0], encoding(new)[0].T, 1e-12)
-    values.fill_(0.3)
-    assert_same(encoding(new), torch.full_like(encoding(new), 0.3), 1e-12)
-
-
-@torch.no_grad()
 def test_rows_of_prefix_tokens_are_the_same_at_another_grid_and_beside_a_norm():
     encoding = RelativeBias(BUILT, HEADS, prefix_rows=True).double()
     last, bias = encoding.relative_position_bias_table[-3:].clone(), encoding(OTHER)
@@ -508,40 +406,31 @@ def test_rows_of_prefix_tokens_are_the_same_at_another_grid_and_beside_a_norm():
     assert all(map(torch.equal, (bias[:, 0, 1], bias[:, 1, 0], bias[:, 0, 0]), rows))
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a multiple of 2 .*, got 3"),
-        (lambda: Sandwich(BUILT, 2, channels=0), "`channels` must be at least 1, got 0"),
-        (lambda: Fire(BUILT, 2, form="axis"), "`form` must be one of"),
-        (lambda: Kerple(BUILT, 2, kernel="linear"), "`kernel` must be one of"),
-        (lambda: Alibi(BUILT, 0), "`num_heads` must be at least 1, got 0"),
-        (lambda: Alibi(BUILT, 1, "axes"), "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),
-        (lambda: Alibi(BUILT, 2, "chebyshev"), "`distance` must be one of"),
-        (lambda: Alibi(BUILT, 3, slopes=[0.5, 0.25]), "`slopes` must be one per head, 3, got 2"),
-        (lambda: Alibi(BUILT, 2, slopes=[0.5, -0.25]), "`slopes` must be at least 0, got"),
-        (lambda: BucketedBias(BUILT, HEADS, 6), "`buckets` must be a multiple of 4, got 6"),
-        (lambda: BucketedBias(BUILT, HEADS, 0), "`buckets` must be a multiple of 4, got 0"),
-        (lambda: BucketedBias(Grid(9), HEADS, 5, causal=True), "`buckets` must be a multiple of 2, got 5"),
-        (lambda: BucketedBias(BUILT, HEADS, max_distance=8), "`max_distance` must be more than the 8 exact buckets"),
-        (lambda: BucketedBias(Grid(2, 3), HEADS, causal=True), "`grid` must have height 1"),
-        (lambda: BucketedBias(Grid(1, 9), HEADS)(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
-        (lambda: BucketedBias(Grid(1, 9), HEADS).set_grid(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
-        (lambda: Irpe(BUILT, HEADS, HEAD_DIM, ratio=0.0), r"`ratio` must be positive, got 0\.0"),
-        (lambda: Irpe(BUILT, HEADS, HEAD_DIM, on="qkv", mode="bias"), "`on` must be 'q', 'k' or 'qk' with the mode"),
-        (
-            lambda: tiny("relative_bias(prefix_rows=True)", class_token=False, global_pool="avg"),
-            "`prefix_rows` must be False where there is no prefix token, got True",
-        ),
-        (
-            lambda: graticule.build_position(Grid(4, 5), dim=8, depth=2, num_heads=2, encoding="fourier(std=0)"),
-            "`std` must be positive, as features of no direction are constant, got 0",
-        ),
-    ],
+test_invalid_arguments_are_refused = refusals(
+    (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a multiple of 2 .*, got 3"),
+    (lambda: Sandwich(BUILT, 2, channels=0), "`channels` must be at least 1, got 0"),
+    (lambda: Fire(BUILT, 2, form="axis"), "`form` must be one of"),
+    (lambda: Kerple(BUILT, 2, kernel="linear"), "`kernel` must be one of"),
+    (lambda: Alibi(BUILT, 0), "`num_heads` must be at least 1, got 0"),
+    (lambda: Alibi(BUILT, 1, "axes"), "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),
+    (lambda: Alibi(BUILT, 2, "chebyshev"), "`distance` must be one of"),
+    (lambda: Alibi(BUILT, 3, slopes=[0.5, 0.25]), "`slopes` must be one per head, 3, got 2"),
+    (lambda: Alibi(BUILT, 2, slopes=[0.5, -0.25]), "`slopes` must be at least 0, got"),
+    (lambda: BucketedBias(BUILT, HEADS, 6), "`buckets` must be a multiple of 4, got 6"),
+    (lambda: BucketedBias(BUILT, HEADS, 0), "`buckets` must be a multiple of 4, got 0"),
+    (lambda: BucketedBias(Grid(9), HEADS, 5, causal=True), "`buckets` must be a multiple of 2, got 5"),
+    (lambda: BucketedBias(BUILT, HEADS, max_distance=8), "`max_distance` must be more than the 8 exact buckets"),
+    (lambda: BucketedBias(Grid(2, 3), HEADS, causal=True), "`grid` must have height 1"),
+    (lambda: BucketedBias(Grid(1, 9), HEADS)(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
+    (lambda: BucketedBias(Grid(1, 9), HEADS).set_grid(Grid(2, 3)), "`grid` must have height 1, .* got 2 x 3"),
+    (lambda: Irpe(BUILT, HEADS, HEAD_DIM, ratio=0.0), r"`ratio` must be greater than 0, got 0\.0"),
+    (lambda: Irpe(BUILT, HEADS, HEAD_DIM, on="qkv", mode="bias"), "`on` must be 'q', 'k' or 'qk' with the mode"),
+    (
+        lambda: tiny("relative_bias(prefix_rows=True)", class_token=False, global_pool="avg"),
+        "`prefix_rows` must be False where there is no prefix token, got True",
+    ),
+    (
+        lambda: graticule.build_position(Grid(4, 5), dim=8, depth=2, num_heads=2, encoding="fourier(std=0)"),
+        "`std` must be positive, as features of no direction are constant, got 0",
+    ),
 )
-def test_invalid_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-# Shaw's attention

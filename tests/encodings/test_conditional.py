@@ -1,5 +1,7 @@
 """Laws of the conditional encodings: a convolution over the grid, with or without a residual connection."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,8 @@ from torch import nn
 
 from graticule import Grid
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
-from in_turn import in_turn
+from in_turn import in_turn, refusals
+from tiny import assert_same
 
 DIM, BATCH = 6, 2
 PADDINGS = ("zeros", "circular", "replicate", "reflect", "none")
@@ -16,6 +19,7 @@ GRIDS = [Grid(3, 5), Grid(4, 3, prefix=1), Grid(3, 4, prefix=2)]
 
 paddings = in_turn("padding", PADDINGS)
 grids = in_turn("grid", GRIDS)
+assert_near = partial(assert_same, atol=1e-12)
 CONVOLUTIONS = ("depthwise", "separable", "dense")
 forms = in_turn("convolution", CONVOLUTIONS)
 
@@ -46,12 +50,10 @@ def as_map(x, grid):
 
 
 def as_tokens(features, x, grid):
-    """Append a map to the prefix tokens of x."""
     return torch.cat([x[:, : grid.prefix], features.permute(0, 2, 3, 1).reshape(len(x), -1, features.shape[1])], 1)
 
 
 def convolve(features, convolution, padding):
-    """Pad by hand, then convolve without padding."""
     around = convolution.kernel_size[0] // 2
     if padding != "none" and around:
         features = F.pad(features, [around] * 4, mode=MODES[padding])
@@ -73,10 +75,6 @@ def naive(peg, x, grid, padding):
     encoded = torch.zeros_like(features)
     encoded[:, :, top : top + y.shape[-2], left : left + y.shape[-1]] = y
     return as_tokens(features + encoded, x, grid)
-
-
-def assert_near(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 #: (grid, padding, convolution, kernel, layers, bias): kernels of one patch to more than the grid, and stacks.
@@ -128,8 +126,7 @@ def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
 def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
     peg, x = drawn(Peg(DIM, padding=padding)).to(dtype), tokens(grid, dtype)
     y = peg(x, grid)
-    assert y.dtype == dtype
-    assert y.shape == (BATCH, grid.tokens, DIM)
+    assert y.dtype == dtype and y.shape == (BATCH, grid.tokens, DIM)
     assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
 
 
@@ -151,8 +148,7 @@ def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():
     with torch.no_grad():
         peg.proj[0].weight[..., 1, 1] = 3e-3
     y = peg.bfloat16()(torch.full((1, 7, 1), 1.5, dtype=torch.bfloat16), grid)
-    assert torch.tensor(1 + 3e-3).bfloat16() == 1
-    assert y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
+    assert torch.tensor(1 + 3e-3).bfloat16() == 1 and y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
 
 
 def test_under_autocast_tokens_of_float32_are_not_rounded():
@@ -161,10 +157,9 @@ def test_under_autocast_tokens_of_float32_are_not_rounded():
     with torch.autocast("cpu", torch.bfloat16):
         y = peg(x, grid)
         rounded = F.conv2d(as_map(x, grid), peg.proj[0].weight, peg.proj[0].bias, padding=1, groups=DIM)
-    assert rounded.dtype == torch.bfloat16
-    assert y.dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16 and y.dtype == torch.float32
     assert torch.equal(y, as_tokens(as_map(x, grid) + rounded, x, grid))
-    torch.testing.assert_close(y, peg(x, grid), rtol=0, atol=2**-8 * 1e-2)  # 8 bits of about 1e-2
+    assert_same(y, peg(x, grid), 2**-8 * 1e-2)  # 8 bits of about 1e-2
     for parameter in peg.parameters():
         nn.init.zeros_(parameter)
     with torch.autocast("cpu", torch.bfloat16):
@@ -220,9 +215,7 @@ def test_queries_and_keys_get_the_peg_and_values_the_tokens(grid):
     x = tokens(grid)
     q, k, v = QueryKeyPeg(peg)(x, grid)
     assert_near(q, naive(peg, x, grid, "zeros"))
-    assert torch.equal(q, k)
-    assert torch.equal(v, x)
-    assert not torch.equal(q, v)
+    assert torch.equal(q, k) and torch.equal(v, x) and not torch.equal(q, v)
 
 
 def drawn_projection(*args, **kwargs):
@@ -242,31 +235,22 @@ def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid
     assert not any(torch.equal(made[a], made[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: Peg(DIM, 2), "`kernel` must be odd, so that it has a center, got 2"),
-        (lambda: Peg(DIM, -1), "`kernel` must be odd.*got -1"),
-        (lambda: Peg(DIM, 3, "depth"), "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
-        (lambda: Peg(DIM, padding="same"), "`padding` must be one of zeros, circular, replicate, reflect, none; got"),
-        (lambda: Peg(DIM, layers=0), "`layers` must be at least 1, got 0"),
-        (lambda: ConvolutionalProjection(DIM, padding="none"), "`padding` must keep the grid's size to convolve"),
-        (lambda: ConvolutionalProjection(DIM, padding="same"), "`padding` must be one of .*got 'same'"),
-        (lambda: ConvolutionalProjection(DIM, 4), "`kernel` must be odd.*got 4"),
+test_invalid_arguments_are_refused = refusals(
+    (lambda: Peg(DIM, -1), "`kernel` must be odd.*got -1"),
+    (lambda: Peg(DIM, 3, "depth"), "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
+    (lambda: Peg(DIM, padding="same"), "`padding` must be one of zeros, circular, replicate, reflect, none; got"),
+    (lambda: ConvolutionalProjection(DIM, padding="same"), "`padding` must be one of .*got 'same'"),
+    (lambda: ConvolutionalProjection(DIM, 4), "`kernel` must be odd.*got 4"),
+    (
+        lambda: ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5)),
+        r"`grid` must have sides of at least 4 patches .*got 3 x 5",
+    ),
+    *(
         (
-            lambda: ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5)),
-            r"`grid` must have sides of at least 4 patches .*got 3 x 5",
-        ),
-        *(
-            (
-                lambda build=build, count=count: build(DIM)(torch.randn(2, count, DIM), Grid(3, 5, prefix=1)),
-                rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}",
-            )
-            for build in (Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim)))
-            for count in (14, 17)
-        ),
-    ],
+            lambda build=build, count=count: build(DIM)(torch.randn(2, count, DIM), Grid(3, 5, prefix=1)),
+            rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}",
+        )
+        for build in (Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim)))
+        for count in (14, 17)
+    ),
 )
-def test_invalid_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -1,6 +1,5 @@
 """Names are built into modules: valid pairs, numbers of parameters, and refusals."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 import graticule
 from graticule import Grid, build_position, encodings
-from graticule.encodings.conditional import BeforeProjections, ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
 from graticule.encodings.forms.mixing import TokenMixing
@@ -20,12 +19,10 @@ from graticule.encodings.sinusoidal import Sinusoidal2d
 from graticule.position.displacement import TokenMlp
 from graticule.position.joining import JOININGS, Lape, Unshared
 from graticule.position.position import ENCODINGS, NoPosition
-from in_turn import in_turn
-from tiny import DEPTH, DIM, TOKENS, count, spec, takes, tiny
+from in_turn import in_turn, refusals
+from tiny import DEPTH, DIM, count, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
-
-TABLE = TOKENS * DIM
 
 
 def build(encoding="learnable", joining="default", **kwargs):
@@ -80,47 +77,22 @@ def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
     assert ours and all(getattr(encodings, kind.__name__) is kind for kind in ours)
     assert {kind.__name__ for kind in ours} <= set(encodings.__all__)
     assert graticule.list_encodings() == list(ENCODINGS) and graticule.list_joinings() == list(JOININGS)
-    assert graticule.list_decompositions()[0] == "w"
-    assert graticule.list_decompositions()[-1] == "layer_norm"
+    assert [graticule.list_decompositions()[at] for at in (0, -1)] == ["w", "layer_norm"]
 
 
 def test_names_become_the_classes_of_their_names():
     position = build("sinusoidal_2d", "lape")
-    assert isinstance(position.encodings[0], Sinusoidal2d)
-    assert type(position.joining) is Lape
+    assert isinstance(position.encodings[0], Sinusoidal2d) and type(position.joining) is Lape
     assert isinstance(build("none"), NoPosition)
     assert [type(bias) for bias in build("relative_bias").encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
+    beside = build("learnable+relative_bias", "lape")
+    assert [type(bias) for bias in beside.parts[1].encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
     assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
     assert [type(peg) for peg in build("peg(acts_on='queries_keys')").inputs.values()] == [QueryKeyPeg]
+    assert build(Peg.options(kernel=7)).pegs["0"].proj[0].kernel_size == (7, 7)  # in Python as in the text
     assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
-
-
-@in_turn(
-    ("encoding", "joining", "extra"),
-    [
-        ("none", "default", -TABLE),
-        ("learnable", "shared", 0),
-        ("learnable", "unshared", (DEPTH - 1) * TABLE),
-        ("learnable", "lape_sharing", 2 * DIM * DEPTH),
-        ("learnable", "lape", 2 * DIM * DEPTH),
-        ("sinusoidal_1d", "default", 0),
-        ("sinusoidal_2d", "lape", 2 * DIM * DEPTH),
-        ("relative_bias", "default", -TABLE + DEPTH * 7 * 7 * 3),
-        ("shared_relative_bias", "default", -TABLE + 7 * 7 * 3),
-        ("learnable+shared_relative_bias", "lape", 2 * DIM * DEPTH + 7 * 7 * 3),
-        ("relative_bias", "lape", -TABLE + DEPTH * (7 * 7 * 3 + 2 * 16)),
-        ("learnable+relative_bias", "lape", 2 * DIM * DEPTH + DEPTH * 7 * 7 * 3),
-        ("shaw", "default", -TABLE + DEPTH * 2 * 17 * 8),
-        ("peg", "default", -TABLE + DIM * 10),
-        ("peg+learnable", "lape", 2 * DIM * DEPTH + DIM * 10),
-        ("convolutional_projection", "default", -TABLE + 3 * DIM * 10),
-        ("peg+convolutional_projection+shaw", "default", -TABLE + 4 * DIM * 10 + DEPTH * 2 * 17 * 8),
-    ],
-)
-def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
-    assert count(tiny(encoding, joining)) - count(tiny("learnable", "default")) == extra
 
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
@@ -133,16 +105,7 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
     assert counts == [DEPTH * of_layer for of_layer in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
 
 
-def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
-    positions = build("learnable+relative_bias", "lape")(GRID)
-    for position in positions:
-        assert position.added_to_stream is None
-        assert position.after_norm.shape == (TOKENS, DIM)
-        assert position.bias.shape == (3, TOKENS, TOKENS)
-        assert position.bias.abs().max() < 0.2  # as drawn: not normalized
-
-
-REFUSED = [
+test_invalid_arguments_are_refused_by_name = refusals(
     ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'"),
     ({"encoding": "sinusoidal"}, r"got 'sinusoidal'; did you mean 'sinusoidal_\dd' or 'sinusoidal_\dd'"),
     ({"encoding": "learnable+relatve_bias"}, r"got 'relatve_bias'; did you mean 'relative_bias'"),
@@ -183,96 +146,58 @@ REFUSED = [
     ({"encoding": "peg+learnable", "joining": "default(layers=2)"}, r"`layers` must be left out with joining 'defa"),
     ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
     ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
-    ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),
+    ({"encoding": "shaw(clip=0)"}, r"`clip` of encoding shaw must be at least 1, got 0"),
     ({"encoding": "learnable+relative_bias(clip=4)"}, r"`encoding` relative_bias must not have the option 'clip'"),
     ({"encoding": "shaw(clip=1.5)"}, r"`clip` of encoding shaw .*got 1.5"),
     ({"encoding": "sinusoidal_2d(std=1.0)"}, r"must not have the option 'std': the options are temperature"),
-    ({"encoding": "learnable(std=-0.1)"}, r"`std` must be at least 0, got -0.1"),
-    ({"encoding": "learnable(std=1e999)"}, r"`std` must be finite, got inf"),
+    ({"encoding": "learnable(std=-0.1)"}, r"`std` of encoding learnable must be at least 0, got -0.1"),
+    ({"encoding": "learnable(std=1e999)"}, r"`std` of encoding learnable must be a finite number, got inf"),
     ({"encoding": "learnable(std='1')"}, r"`std` of encoding learnable .*got '1'"),
-]
-
-
-def test_invalid_arguments_are_refused_by_name():
-    for kwargs, message in REFUSED:
-        try:
-            build(**kwargs)
-        except ValueError as error:
-            assert re.search(message, str(error)), (kwargs, str(error))
-        else:
-            raise AssertionError(f"{kwargs} must be refused")
-
-
-def test_as_many_encodings_as_the_joining_takes():
-    with pytest.raises(ValueError, match="`encodings` must be as many as Unshared takes, 3, got 1"):
-        JoinedPosition([Learnable(GRID, 24)], Unshared(3))
-    with pytest.raises(ValueError, match="`biases` must be from 1 to 3, one per layer, got 4"):
-        BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
-
-
-@in_turn(
-    ("form", "shows"),
-    [
-        ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
-        ({"kernel": 7}, lambda p: p.pegs["0"].proj[0].kernel_size == (7, 7)),
-        ({"convolution": "separable"}, lambda p: [c.kernel_size for c in p.pegs["0"].proj] == [(3, 3), (1, 1)]),
-        ({"convolution": "dense"}, lambda p: p.pegs["0"].proj[0].groups == 1),
-        ({"layers": 2}, lambda p: len(p.pegs["0"].proj) == 6),
-        ({"padding": "circular"}, lambda p: p.pegs["0"].proj[0].padding_mode == "circular"),
-        ({"padding": "none"}, lambda p: p.pegs["0"].margin == 1),
-        ({"bias": False}, lambda p: p.pegs["0"].proj[0].bias is None),
-        ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
-        ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
-    ],
+    call=lambda kwargs: build(**kwargs),
 )
-def test_every_option_of_a_peg_has_its_effect(form, shows):
-    plain = build("peg")
-    assert shows(build(spec("peg", **form)))
-    assert shows(build(Peg.options(**form)))  # the text and the Python object are equivalent
-    assert not shows(plain)
+
+
+test_other_numbers_of_encodings_than_the_joining_takes_are_refused = refusals(
+    (lambda: JoinedPosition([Learnable(GRID, 24)], Unshared(3)), "`encodings` must be as many as Unshared .* 3, got 1"),
+    (lambda: BiasPosition([RelativeBias(GRID, 3)] * 4, 3), "`biases` must be from 1 to 3, one per layer, got 4"),
+)
 
 
 _DIFFERENT = r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"
 _KNOWN = "convolutional_projection must not have the option .*he options are kernel, padding, bias, places, frozen"
 
 
-@in_turn(
-    ("name", "form", "message"),
-    [
-        ("peg", {"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
-        ("peg", {"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
-        ("peg", {"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
-        ("peg", {"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
-        ("peg", {"kernel": 4}, r"`kernel` must be odd, so that it has a center, got 4"),
-        ("peg", {"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
-        ("peg", {"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
-        ("peg", {"layers": 0}, r"`layers` must be at least 1, got 0"),
-        *(("peg", {"places": same}, _DIFFERENT) for same in ((), [], (0, 0), (1, -1, 1))),
-        *(
-            ("peg", {"places": places}, "`places` of encoding peg must be")
-            for places in (("0",), "12", (0.5,), None, True)
-        ),
-        ("peg", {"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
-        ("peg", {"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
-        ("peg", {"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
-        *(
-            ("convolutional_projection", {"places": place}, rf"`places` must be from -1, .* to 1, got {place}")
-            for place in (2, -2)
-        ),
-        (
-            "convolutional_projection",
-            {"padding": "none"},
-            r"`padding` must keep the grid's size to convolve queries, got 'none'",
-        ),
-        ("convolutional_projection", {"convolution": "dense"}, _KNOWN),
-        ("convolutional_projection", {"layers": 2}, _KNOWN),
-        ("convolutional_projection", {"acts_on": "queries_keys"}, _KNOWN),
-        ("convolutional_projection", {"kernel": 5, "layers": 3}, _KNOWN),
-    ],
+test_invalid_options_of_conditional_encodings_are_refused = refusals(
+    (("peg", {"place": 1}), r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
+    (("peg", {"kernel_size": 3}), r"option 'kernel_size'; did you mean 'kernel'\?"),
+    (("peg", {"kernel": 3, "xyzzy": 3}), r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
+    (("peg", {"acts_on": "values"}), r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
+    (("peg", {"kernel": 4}), r"`kernel` must be odd, so that it has a center, got 4"),
+    (("peg", {"convolution": "sparse"}), r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
+    (("peg", {"padding": "same"}), r"`padding` of encoding peg .*got 'same'"),
+    (("peg", {"layers": 0}), r"`layers` must be at least 1, got 0"),
+    *((("peg", {"places": same}), _DIFFERENT) for same in ((), [], (0, 0), (1, -1, 1))),
+    *(
+        (("peg", {"places": places}), "`places` of encoding peg must be")
+        for places in (("0",), "12", (0.5,), None, True)
+    ),
+    (("peg", {"places": (0, 3)}), r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
+    (("peg", {"places": -2}), r"`places` must be from -1, .* to 2, got -2"),
+    (("peg", {"places": 2, "acts_on": "queries_keys"}), r"`places` must be from -1, .* to 1, got 2"),
+    *(
+        (("convolutional_projection", {"places": place}), rf"`places` must be from -1, .* to 1, got {place}")
+        for place in (2, -2)
+    ),
+    (
+        ("convolutional_projection", {"padding": "none"}),
+        r"`padding` must keep the grid's size to convolve queries, got 'none'",
+    ),
+    (("convolutional_projection", {"convolution": "dense"}), _KNOWN),
+    (("convolutional_projection", {"layers": 2}), _KNOWN),
+    (("convolutional_projection", {"acts_on": "queries_keys"}), _KNOWN),
+    (("convolutional_projection", {"kernel": 5, "layers": 3}), _KNOWN),
+    call=lambda case: build(spec(case[0], **case[1])),
 )
-def test_invalid_options_of_conditional_encodings_are_refused(name, form, message):
-    with pytest.raises(ValueError, match=message):
-        build(spec(name, **form))
 
 
 @in_turn("joining", graticule.list_joinings())
@@ -284,14 +209,3 @@ def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(con
         for field, value in zip(mine._fields, mine, strict=True):
             told = getattr(single, field) is not None or getattr(joined, field) is not None
             assert (value is not None) == told, (layer, field)
-
-
-def test_joined_layers_are_those_of_the_table_beside_a_peg():
-    positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
-    assert [position.after_norm is not None for position in positions] == [True, False, False]
-    assert [position.map_after is not None for position in positions] == [True] * 3
-
-
-def test_lape_normalizes_a_relative_bias_beside_a_peg():
-    parts = build("peg+relative_bias", "lape").parts
-    assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH

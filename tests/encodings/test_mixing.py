@@ -8,14 +8,15 @@ import pytest
 import torch
 
 import graticule
-from graticule import Grid
+from graticule import Grid, LayerPosition, fold
 from graticule.encodings.build import build_position
+from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.gating import mix_tokens
-from in_turn import in_turn
-from tiny import assert_same, draw_double
+from in_turn import in_turn, refusals
+from tiny import assert_same, draw, draw_double, gradients
 
 GRIDS = [Grid(3, 4), Grid(1, 5), Grid(6, 2), Grid(5, 5)]
 FORMS = ["alpha", "gamma", "gamma_gamma_t"]
@@ -32,27 +33,10 @@ forms = in_turn("form", FORMS)
 
 
 def fixed(grid, groups=1, form="gamma_gamma_t", **parameters):
-    """Return Gaussians with these parameters, in float64 and without gradients."""
     encoding = QuadraticMixing(grid, groups, form).double().requires_grad_(False)
     for name, value in parameters.items():
         getattr(encoding, name).copy_(torch.as_tensor(value))
     return encoding
-
-
-def rotations(angle):
-    """Return the matrices (n, 2, 2) of rotations by the angles (n,)."""
-    return torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
-
-
-def set_forms(encoding, matrices):
-    """Set the encoding's quadratic forms to `matrices`, (groups, 2, 2), symmetric and positive definite."""
-    if encoding.form == "alpha":
-        encoding.matrix.copy_(matrices[:, 0, 0])
-    else:
-        encoding.matrix.copy_(matrices if encoding.form == "gamma" else torch.linalg.cholesky(matrices))
-
-
-# The formula
 
 
 def equation_5(encoding, grid, g):
@@ -120,20 +104,6 @@ def test_the_released_forms_differ_from_the_printed_ones_as_documented():
     assert torch.equal(released.quadratic(), torch.eye(2, dtype=torch.float64)[None])
 
 
-def test_parameters_are_those_that_the_paper_counts_or_should():
-    grid, count = Grid(14, 14), lambda encoding: sum(p.numel() for p in encoding.parameters())
-    assert count(QuadraticMixing(grid, 8)) == 6 * 8
-    assert count(DenseMixing(grid)) == 196**2
-    # printed: (4 s + 1) N - 4 s sqrt(N) + 4 s, of which N is the bias; by construction it ends in s
-    assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
-
-
-# Translation
-
-
-# Gradients
-
-
 @forms
 def test_gradients_of_center_and_matrix_are_those_of_finite_differences_and_reach_every_group(form):
     grid = Grid(2, 3)
@@ -159,27 +129,6 @@ def test_a_center_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form):
     optimizer.step()
     encoding.reset_parameters()
     assert encoding.center.grad is None and not encoding.center.any() and not encoding.center.requires_grad
-
-
-# Maximum and width of a row
-
-
-@in_turn("form", ["gamma", "gamma_gamma_t"])
-@in_turn("angle", [0.0, 0.4, 1.2])
-def test_on_a_wide_grid_the_covariance_of_a_row_is_the_inverse_of_m(form, angle):
-    grid = Grid(41, 43)
-    encoding = fixed(grid, 1, form, center=[[0.0, 0.0]])
-    turn = rotations(torch.tensor([angle], dtype=torch.float64))
-    matrix = turn @ torch.diag(torch.tensor([0.1, 0.6], dtype=torch.float64)) @ turn.mT
-    set_forms(encoding, matrix)
-    weights = encoding(grid)[0, grid.center]
-    place = grid.coordinates().double().flip(-1)  # (x, y)
-    away = place - place[grid.center]
-    covariance = torch.einsum("n,na,nb->ab", weights, away, away)
-    assert_same(covariance, matrix[0].inverse(), 1e-6)
-
-
-# Initial values
 
 
 def test_spread_starts_local_with_groups_in_all_directions_and_widths():
@@ -209,9 +158,6 @@ def test_dense_matrices_can_start_as_the_gaussians_with_which_gqpe_starts(groups
     assert biases and not any(bias.any() for bias in biases)
 
 
-# Precision
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dtype, autocast):
@@ -232,7 +178,7 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
     values = torch.linalg.eigvalsh(matrix.double())
     assert (values[:, 0] >= -1e-6 * values[:, 1]).all()
     exact = copy.deepcopy(encoding).double()
-    away = grid.lags().double().flatten(0, 1).flip(-1) - exact.center[:, None]
+    away = grid.unique_offsets().double().flatten(0, 1).flip(-1) - exact.center[:, None]
     form = (away @ exact.matrix).square().sum(-1) / 2
     best = (exact.center[:, None] @ exact.matrix).square().sum(-1) / 2
     scale = torch.linalg.matrix_norm(exact.matrix)[:, None] * (20 + exact.center.norm(dim=-1))[:, None]
@@ -244,9 +190,6 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
 def test_a_row_far_from_its_center_is_still_a_distribution():
     weights = fixed(Grid(4, 4), 1, center=[[1000.0, 1000.0]]).float()(Grid(4, 4))
     assert torch.isfinite(weights).all() and (weights.sum(-1) - 1).abs().max() < 1e-6
-
-
-# Another grid
 
 
 @in_turn("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
@@ -278,15 +221,47 @@ def test_lrpe_m_has_one_table_or_one_for_each_group():
         assert torch.equal(encoding(grid), encoding.first(grid) + encoding.second(grid))
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
-        (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
-        (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
-        (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
-    ],
+test_invalid_arguments_are_refused = refusals(
+    (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
+    (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
+    (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
+    (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
+    (lambda: MixingPosition([]), "`encodings` must be one per layer, got none"),
+    (
+        lambda: LayerPosition(mixing=LearnableMixing(Grid(3, 4)).displacements(Grid(3, 4))).merge(
+            LayerPosition(mixing=torch.zeros(1, 12, 12))
+        ),
+        "`mixing` must be given by one encoding at most",
+    ),
 )
-def test_invalid_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+
+
+@in_turn("encoding", BUILDERS)
+def test_no_index_of_all_pairs_is_held_or_made(encoding, monkeypatch):
+    """An index of 1,024 patches takes 8 MB, and longer to compute than the weights."""
+    made = MixingPosition([BUILDERS[encoding](Grid(4, 5)) for _ in range(2)])
+    assert not list(made.buffers())
+    with monkeypatch.context() as patch:
+        patch.setattr(Grid, "offsets", None)
+        patch.setattr(Grid, "offset_index", None)
+        assert len(made(Grid(4, 5))) == len(made(Grid(5, 6))) == 2
+
+
+GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 1, "groups": 4, "num_classes": 5}
+
+
+@pytest.mark.parametrize("encoding", [pytest.param("lrpe", marks=pytest.mark.slow), "ggqpe", "global_filter"])
+def test_a_whole_model_is_one_graph_with_the_same_gradients_and_is_exported(encoding):
+    model = draw(graticule.create_model("gmlp_s16_224", encoding=encoding, **GMLP)).double().eval()
+    x = torch.randn(2, 3, *model.img_size, dtype=torch.float64)
+    model(x).square().sum().backward()
+    eager = {key: gradient.clone() for key, gradient in gradients(model).items()}
+    model.zero_grad()
+    output = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    assert_same(output, model(x), 1e-12)
+    output.square().sum().backward()
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[key], rtol=1e-10, atol=1e-10, msg=key)
+    for exported in (model, fold(model)):
+        program = torch.export.export(exported, (x,)).module()
+        assert_same(program(x), exported(x), 1e-12)

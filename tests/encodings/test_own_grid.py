@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 from timm.models.hiera import Hiera
@@ -17,7 +16,7 @@ import graticule
 from graticule import Crop, Grid
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.own_grid import Cropped, Windowed
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import assert_same, draw_double
 
 DIM = 24
@@ -25,7 +24,6 @@ SIZES = {"embed_dim": DIM, "stages": (1, 1), "num_heads": 1, "q_pool": 1}
 
 
 def windowed(reference, grid, window, **options):
-    """Return our encoding with the tables of a model of timm or transformers."""
     size, side = tuple(reference.pos_embed.shape[2:]), tuple(window.shape[2:])
     encoding = Windowed(grid, DIM, size, side, **options).double()
     encoding.load_state_dict({"table": reference.pos_embed, "window_table": window})
@@ -33,7 +31,6 @@ def windowed(reference, grid, window, **options):
 
 
 def rows(map_):
-    """Flatten a map (1, H, W, D) into rows."""
     return map_.flatten(0, 2)
 
 
@@ -42,16 +39,10 @@ def rows(map_):
 def test_a_windowed_table_is_that_of_sam_2(shape):
     """facebookresearch/sam2#138, #407, WZH0120/SAM2-UNet#14: images of other sizes."""
     timm_model = draw_double(HieraDet(**SIZES, window_spec=(4, 4), global_pos_size=(7, 5), global_att_blocks=()))
-    config = Sam2HieraDetConfig(
-        hidden_size=DIM,
-        blocks_per_stage=[1, 1],
-        embed_dim_per_stage=[DIM, 2 * DIM],
-        num_attention_heads_per_stage=[1, 2],
-        window_size_per_stage=[4, 4],
-        window_positional_embedding_background_size=[7, 5],
-        global_attention_blocks=[],
-    )
-    released = draw_double(Sam2HieraDetModel(config))
+    sizes = {"hidden_size": DIM, "blocks_per_stage": [1, 1], "embed_dim_per_stage": [DIM, 2 * DIM]}
+    sizes |= {"num_attention_heads_per_stage": [1, 2], "window_size_per_stage": [4, 4], "global_attention_blocks": []}
+    sizes |= {"window_positional_embedding_background_size": [7, 5]}
+    released = draw_double(Sam2HieraDetModel(Sam2HieraDetConfig(**sizes)))
     for reference in (timm_model, released):
         ours = windowed(reference, Grid(*shape), reference.pos_embed_window)(Grid(*shape))
         zeros = torch.zeros(1, *shape, DIM).double()
@@ -162,17 +153,12 @@ def test_parts_are_drawn_by_seed_also_compiled_and_not_in_evaluation():
     assert torch.equal(table(encoding.eval(), 1), table(encoding, 2))
 
 
-@in_turn(
-    ("encoding", "message"),
-    [
-        ("windowed(size=0)", "`size` must be a side of 1 to 65,536 for all or for each of 2 axes, got 0"),
-        ("windowed(window=[4])", r"`window` must be a side .* 2 axes, got \(4,\)"),
-        ("cropped(size=[4, 4, 4])", r"`size` must be a side .* 2 axes, got \(4, 4, 4\)"),
-        ("cropped(least=0.0)", "`least` of encoding cropped must be greater than 0, got 0.0"),
-        ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be greater than or equal to 1, got 0.5"),
-        ("relative_bias(resampler='tiled')", "`resampler` must be one for tables of displacements"),
-    ],
+test_sizes_without_a_meaning_are_refused = refusals(
+    ("windowed(size=0)", "`size` must be a side of 1 to 65,536 for all or for each of 2 axes, got 0"),
+    ("windowed(window=[4])", r"`window` must be a side .* 2 axes, got \(4,\)"),
+    ("cropped(size=[4, 4, 4])", r"`size` must be a side .* 2 axes, got \(4, 4, 4\)"),
+    ("cropped(least=0.0)", "`least` of encoding cropped must be greater than 0, got 0.0"),
+    ("cropped(aspect=0.5)", "`aspect` of encoding cropped must be at least 1, got 0.5"),
+    ("relative_bias(resampler='tiled')", "`resampler` must be one for tables of displacements"),
+    call=lambda encoding: graticule.create_model("vit_nano_patch4_28", encoding=encoding),
 )
-def test_sizes_without_a_meaning_are_refused(encoding, message):
-    with pytest.raises(ValueError, match=message):
-        graticule.create_model("vit_nano_patch4_28", encoding=encoding)

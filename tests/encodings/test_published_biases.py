@@ -37,15 +37,11 @@ def tokens(grid, batch=2):
 
 
 def attention(reference, **kwargs):
-    """Return our attention with the projections of a module of timm."""
     ours = Attention(DIM, HEADS, qkv_bias=reference.qkv.bias is not None, **kwargs).double().eval()
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(reference.get_parameter(name))
     return ours
-
-
-# Tables with rows for the class token: BEiT and timm's vit_relpos
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), Grid(1, 4, prefix=1)], ids=str)
@@ -78,27 +74,16 @@ def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind,
     gammas = [name for name in reference.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
     for parameter in map(reference.get_parameter, gammas):
         parameter.fill_(1.0)
-    model = graticule.create_model(
-        "vit_tiny_patch16_224",
-        encoding=encoding,
-        qkv_bias=reference.blocks[0].attn.qkv.bias is not None,
-        class_token=reference.cls_token is not None,
-        global_pool=reference.global_pool,
-        fc_norm=not isinstance(reference.fc_norm, torch.nn.Identity),
-        **sizes,
-    )
-    model.double().eval().load_state_dict(
-        {name: value for name, value in reference.state_dict().items() if name not in gammas}
-    )
+    sizes |= {"qkv_bias": reference.blocks[0].attn.qkv.bias is not None, "class_token": reference.cls_token is not None}
+    sizes |= {"global_pool": reference.global_pool, "fc_norm": not isinstance(reference.fc_norm, torch.nn.Identity)}
+    model = graticule.create_model("vit_tiny_patch16_224", encoding=encoding, **sizes).double().eval()
+    model.load_state_dict({name: value for name, value in reference.state_dict().items() if name not in gammas})
     x = images(*size, dtype=torch.float64)
     # the logarithms of timm's coordinates are rounded to float32
     for module in reference.modules():
         if isinstance(module, RelPosMlp):
             module.rel_coords_log.copy_(MlpBias(model.grid, HEADS).double().coordinates(model.grid))
     assert_same(model(x), reference(x))
-
-
-# MaxViT and CoAtNet
 
 
 @pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
@@ -111,9 +96,6 @@ def test_a_table_of_maxvit_is_turned_into_ours(grid):
     table = encoding.fit_parameter("relative_position_bias_table", reference.relative_position_bias_table)
     encoding.load_state_dict({"relative_position_bias_table": table})
     assert_same(encoding(grid), reference.get_bias()[0] if reference.get_bias().ndim == 4 else reference.get_bias())
-
-
-# LeViT, TinyViT, EfficientFormer, and EfficientViT of MSRA
 
 
 @in_turn(
@@ -165,12 +147,6 @@ def test_a_bias_of_absolute_offsets_is_the_same_in_opposite_directions_and_its_f
     assert torch.equal(bias, bias.flip(1, 3)) and torch.equal(bias, bias.flip(2, 4))
     assert_same(bias[:, 2, 1, 2, 1], encoding.attention_biases[:, 0], 1e-12)
     assert_same(bias[:, 0, 0, 6, 2], encoding.attention_biases[:, -1], 1e-12)
-
-
-# Decomposed positions
-
-
-# ConViT's gated positional self-attention
 
 
 @pytest.mark.parametrize("heads", [4, 9])
@@ -225,9 +201,6 @@ def test_dropout_of_a_blend_drops_content_and_position_together():
     assert_same(actual, layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
 
 
-# GQPE as a bias
-
-
 @in_turn("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
 @in_turn("grid", [WIDE, Grid(4, 2)])
 def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid):
@@ -235,9 +208,6 @@ def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid
     mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
     mixing.load_state_dict(encoding.gaussian.state_dict())
     assert_same(encoding(grid).softmax(-1), mixing(grid), 1e-12)
-
-
-# Cosine attention
 
 
 def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
@@ -251,16 +221,7 @@ def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
     assert layer.logit_scale.grad.all()
 
 
-def test_cosine_attention_with_a_scale_is_refused():
-    with pytest.raises(ValueError, match="`scale` must be left out with `cosine`"):
-        Attention(DIM, HEADS, scale=1.0, cosine=True)
-
-
-# iRPE, complete
-
-
 def buckets(method, dy, dx, ratio):
-    """Return the bucket of a displacement in each table."""
     middle = int(2 * ratio)
     if method == "product":
         return [(irpe_bucket(dy, ratio) + middle) * (2 * middle + 1) + irpe_bucket(dx, ratio) + middle]
@@ -271,7 +232,6 @@ def buckets(method, dy, dx, ratio):
 
 
 def vector(encoding, letter, i, j, head):
-    """Compute the vector, or number, of the displacement i minus j, by the formula."""
     places, prefix = encoding.grid.coordinates().tolist(), encoding.grid.prefix
     tables = list(getattr(encoding, f"rpe_{letter}"))
     if encoding.mode == "contextual" and letter != "v":

@@ -1,7 +1,10 @@
-"""The dialects of rotary encodings against timm's, in float64; presets; noise of the coordinates in training."""
+"""The dialects of rotary encodings against timm's and transformers', in float64; presets; noise in training."""
 
 import copy
+import importlib
 import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -10,14 +13,13 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
 
 import graticule
 from evidence.vector_rotations import in_float64 as computed_in_float64
-from graticule import Grid
+from graticule import Grid, get_rope_index
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.rope import Frequencies, Rope
 from graticule.layers.attention import Attention
-from graticule.position.position import ENCODINGS
-from in_turn import in_turn
-from tiny import spec, tiny
+from in_turn import in_turn, refusals
+from tiny import assert_same, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]
 HEAD_DIM = 16
@@ -35,7 +37,6 @@ def build(text, grid, depth=2):
 
 
 def patches(layer, grid):
-    """Return the table of the patches of a layer."""
     return layer.rotary.table[..., grid.prefix :, :]
 
 
@@ -107,7 +108,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
         tables = [tables] * 2
     x = torch.randn(2, grid.tokens, 32)
     for block, layer, table in zip(reference.blocks, position(grid), tables, strict=True):
-        torch.testing.assert_close(patches(layer, grid), table, rtol=0, atol=1e-10)
+        assert_same(patches(layer, grid), table, 1e-10)
         attention = Attention(32, 2)
         torch.nn.init.normal_(block.attn.qkv.weight)
         state = {key: value for key, value in block.attn.state_dict().items() if not key.endswith("_bias")}
@@ -115,7 +116,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
             parts = [getattr(block.attn, f"{part}_bias", None) for part in "qkv"]
             state["qkv.bias"] = torch.cat([torch.zeros(32) if part is None else part.detach() for part in parts])
         attention.load_state_dict(state)
-        torch.testing.assert_close(attention(x, layer), block.attn(x, rope=table), rtol=0, atol=1e-10)
+        assert_same(attention(x, layer), block.attn(x, rope=table), 1e-10)
 
 
 def test_options_replace_those_of_a_preset_and_the_others_stay():
@@ -151,10 +152,7 @@ def test_pairs_and_angles_of_a_dialect_are_those_that_are_computed_by_hand(encod
         for i, j, angle in ANGLES[encoding](*[0] * (3 - len(place)), *place):
             matrix[i, i] = matrix[j, j] = math.cos(angle)
             matrix[j, i], matrix[i, j] = math.sin(angle), -math.sin(angle)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-# Noise in training
+    assert_same(actual, expected, 1e-12)
 
 
 def test_noise_draws_what_timm_draws():
@@ -164,7 +162,7 @@ def test_noise_draws_what_timm_draws():
     torch.manual_seed(7)
     expected = reference.get_embed([3, 5])
     torch.manual_seed(7)
-    torch.testing.assert_close(mine.train()(Grid(3, 5)), expected, rtol=0, atol=1e-4)
+    assert_same(mine.train()(Grid(3, 5)), expected, 1e-4)
 
 
 @pytest.mark.parametrize("encoding", ["rope(preset='dinov3')", "rope_mixed(rescale=2.0)", "liere(rescale=2.0)"])
@@ -190,11 +188,7 @@ def test_noise_stays_within_its_bounds():
     for noise, shared in ((Noise(jitter=2.0), False), (Noise(rescale=2.0), True)):
         draws = torch.stack([noise(places) / places for _ in range(200)])
         assert draws.min() >= 0.5 and draws.max() <= 2 and draws.min() < 0.6 and draws.max() > 1.7
-        assert torch.equal(draws[..., 0], draws[..., 1]) == shared
-        assert draws.log().mean().abs() < 0.2
-
-
-# Angles are computed in float32 at least
+        assert torch.equal(draws[..., 0], draws[..., 1]) == shared and draws.log().mean().abs() < 0.2
 
 
 EVERY = ["rope", "rope(preset='dinov3')", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"]
@@ -216,9 +210,6 @@ def test_autocast_and_low_precision_do_not_merge_positions(encoding):
             assert table.dtype == torch.float32
             rows = table.movedim(-2 if encoding != "liere" else 1, 0).flatten(1)
             assert len(rows.unique(dim=0)) == built.patches, encoding
-
-
-# Refusals
 
 
 REFUSED = {
@@ -244,8 +235,8 @@ REFUSED = {
     "rope(preset='flux2', split=(1, 1, 1, 1))": r"`split` must be 2 .*four an image is Grid\(1, H, W, 1\)",
     "rope(arrangement='interleaved', split=(1, 2))": "`split` must have equal numbers with `arrangement`",
     "rope(unrotated='first')": r"`unrotated` must be left out with `split` \(2, 2\), which rotates all 4 pairs",
-    "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",
-    "rope(shift=-1.0)": "`shift`.*greater than or equal to 0",
+    "rope(jitter=0.5)": "`jitter`.*at least 1",
+    "rope(shift=-1.0)": "`shift`.*at least 0",
     "rope(layout='pairs')": "`layout`.*'interleaved', 'half', 'half_per_axis', 'half_rotated' or 'tiled'",
     "rope(layout='tiled', alternate=True)": "`alternate` must be left out with layout 'tiled'",
     "rope(layout='half_per_axis', split=(1, 2))": "`split` must be equal parts of all pairs with layout",
@@ -257,7 +248,7 @@ REFUSED = {
     "rope_golden_gate(scaling='riflex', coordinates='patches')": "`scaling` must not be 'riflex' with frequencies",
     "rope_mixed(layout='half')": "must not have the option 'layout'",
     "rope_golden_gate(lowest=2.0, highest=1.0)": "`lowest` must be at most `highest`",
-    "rope_golden_gate(zeros=1.0)": r"`zeros` must be in \[0, 1\), got 1.0",
+    "rope_golden_gate(zeros=1.0)": r"`zeros` of encoding rope_golden_gate must be less than 1, got 1.0",
     "mrope(arrangement='chunked')": "`sections` must be three numbers of sum head_dim / 2 = 4",
     "mrope(sections=(0, -1, 2))": "`sections` must not be negative",
     "mrope(sections=(3, 3))": "`sections` of encoding mrope must have more values, got",
@@ -269,17 +260,44 @@ REFUSED = {
 }
 
 
-def test_what_has_no_effect_or_no_meaning_is_refused():
-    for text, why in REFUSED.items():
-        with pytest.raises(ValueError, match=why):
-            tiny(text)
+test_what_has_no_effect_or_no_meaning_is_refused = refusals(*REFUSED.items(), call=tiny)
 
 
-def test_every_option_of_a_rotary_encoding_is_one_of_its_parts():
-    for name in ("rope", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"):
-        options = ENCODINGS.options(name)
-        assert not {"frequencies", "noise"} & set(options)
-        if name != "rope_1d":
-            assert {"coordinates", "offset", "shift", "jitter", "rescale"} <= set(options)
-        defaults = {option: parameter.default for option, parameter in options.items() if parameter.default is not None}
-        assert type(tiny(spec(name, **defaults)).position.encoding) is ENCODINGS[name]
+VIDEO = Grid(4, 1, 2, spacing=(1.5, 1, 1))  # 2 tokens per second, 0.75 seconds per frame
+#: Model -> the class of its indices, and a sequence of texts, images and videos.
+SEQUENCES = {
+    "qwen2_vl": ("Qwen2VL", [Grid(3), Grid(2, 4), Grid(2), Grid(2, 3, 2), Grid(1)]),
+    "qwen2_5_vl": ("Qwen2_5_VL", [Grid(2), VIDEO, Grid(2), Grid(3, 1), Grid(1)]),
+    "qwen3_vl": ("Qwen3VL", [Grid(2), Grid(2, 3), Grid(1), Grid(1, 2), Grid(4)]),
+}
+
+
+@pytest.mark.parametrize("model", SEQUENCES)
+def test_mrope_at_the_indices_of_texts_images_and_videos_rotates_as_the_model(model, in_float64):
+    pytest.importorskip("transformers", minversion="5.20")  # earlier ones have other classes for the same tables
+    name, parts = SEQUENCES[model]
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    kind, axes = getattr(module, f"{name}Model"), torch.tensor([part.ndim for part in parts])
+    types = (axes - 1).repeat_interleave(torch.tensor([part.patches for part in parts]))[None]
+    images, videos = (
+        torch.tensor([[1, *part.shape][-3:] for part in parts if part.ndim == n] or [[1] * 3]) for n in (2, 3)
+    )
+    config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=1, tokens_per_second=2))
+    owner = SimpleNamespace(config=config, get_vision_position_ids=partial(kind.get_vision_position_ids, None))
+    ids, _ = kind.get_rope_index(owner, types, types, images, videos, second_per_grid_ts=torch.tensor([0.75]))
+    points = get_rope_index(parts, overlap=True)
+    assert torch.equal(points.places, ids[:, 0].T)
+    assert torch.equal(get_rope_index(parts).places, points.places) == (VIDEO not in parts)
+    if VIDEO in parts:
+        assert get_rope_index(parts).places[2:11:2].tolist() == [[2, 2, 2], [3, 2, 2], [5, 2, 2], [6, 2, 2], [7, 7, 7]]
+    parameters = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10_000.0}
+    sizes = {"hidden_size": 16, "num_attention_heads": 1, "head_dim": 16, "rope_parameters": parameters}
+    rotary = getattr(module, f"{name}{'Text' * ('3' in name)}RotaryEmbedding")
+    q = torch.randn(1, 1, points.tokens, 16)
+    cos, sin = rotary(getattr(module, f"{name}TextConfig")(**sizes))(q, ids)
+    arrangement = "interleaved" if "3" in name else "chunked"
+    ours = build(f"mrope(sections=(4, 2, 2), arrangement='{arrangement}')", Grid(1, 2, 3))(points)[0].rotary(q, q)[0]
+    assert_same(ours, q * cos + module.rotate_half(q) * sin, 1e-10)
+    for wrong in ([], [*parts, Grid(2, prefix=1)], [Grid(1, 1, 1, 1)], [3], Grid(3)):
+        with pytest.raises(ValueError, match="`parts` must be grids of one to three axes, without prefix tokens"):
+            get_rope_index(wrong)

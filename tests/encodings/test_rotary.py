@@ -16,13 +16,14 @@ from graticule.encodings.pope import Pope
 from graticule.encodings.rope import Frequencies, Rope, Rope1d
 from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
 from graticule.position.rotation import PairRotation
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from tiny import DEPTH, DIM, assert_same, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=2), Grid(1, 6)]
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
 HEADS, D = 3, 8
 GOLDEN = math.pi * (math.sqrt(5) - 1) / 2
+
 
 # The angle of a pair of channels at (y, x) on a grid, by the formula
 
@@ -80,7 +81,6 @@ grids = in_turn("grid", GRIDS)
 
 
 def built(name, grid=BUILT):
-    """Return an encoding in float64, with drawn parameters."""
     encoding = (OTHERS.get(name) or ROTATIONS[name][0])(grid).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
@@ -94,7 +94,6 @@ def logits(rotation, q, k, grid):
 
 
 def angles(name, encoding, grid, layer, head):
-    """Return the angles of all patches, by the formula, (H * W, d / 2)."""
     formula = ROTATIONS[name][1]
     rows = [
         [formula(encoding, layer, head, y, x, pair, grid) for pair in range(D // 2)]
@@ -155,9 +154,6 @@ def test_prefix_tokens_are_unchanged_and_no_norm_is_changed(name, prefix):
             assert_same(turned.norm(dim=-1), x.norm(dim=-1), 1e-12)
 
 
-# In a model
-
-
 def test_the_state_of_a_model_has_the_frequencies_if_they_are_learned_also_under_the_name_of_timm():
     for name in ("rope", "rope_1d", "mrope", "rope_golden_gate"):
         assert not [key for key in tiny(name).state_dict() if key.startswith("position")]
@@ -191,21 +187,14 @@ def swin(encoding, **kwargs):
 
 
 @in_turn("encoding", ["rope", "rope_mixed"])
-def test_windows_have_the_table_of_a_window_whatever_the_image(encoding):
-    model = draw(swin(encoding)).double().eval()
-    for size in ((32, 32), (64, 48)):
-        for there, here in zip(model.position(model.grid_at(size)), model.position(model.grid), strict=True):
-            assert there.rotary.table.shape[-2:] == (16, 16) and torch.equal(there.rotary.table, here.rotary.table)
-    x = images(64, 48, dtype=torch.float64)
+def test_windows_of_another_size_are_those_of_a_model_that_is_built_for_them(encoding):
+    model, x = draw(swin(encoding)).double().eval(), images(64, 48, dtype=torch.float64)
     model.set_input_size((64, 48), window_size=6)
     other = swin(encoding, img_size=(64, 48), window_size=6).double().eval()
     other.load_state_dict(model.state_dict())
     assert_same(model(x), other(x), 1e-12)
     wide = swin("rope", window_size=7)  # cut to the grid of the last stage
     assert [layer.rotary.table.shape[0] for layer in wide.position(wide.grid)] == [49, 49, 16]
-
-
-# Initial values of the mixed encoding
 
 
 @in_turn(("head_dim", "base"), [(8, 10.0), (16, 100.0)])
@@ -229,9 +218,6 @@ def test_golden_gate_directions_cover_the_circle_evenly():
     assert gaps.max() / gaps.min() < 3  # three distances at most, the largest the sum of the others
 
 
-# MRoPE
-
-
 def test_sections_of_mrope_take_turns_or_follow_each_other():
     cut = Mrope(BUILT, 24, sections=(6, 2, 4), base=100.0).vectors()
     assert cut[:, 0].nonzero().flatten().tolist() == [1, 4] and cut[:, 1].nonzero().flatten().tolist() == [2, 5, 8, 11]
@@ -239,9 +225,6 @@ def test_sections_of_mrope_take_turns_or_follow_each_other():
     assert chunked[:, 0].nonzero().flatten().tolist() == [2, 3, 4]
     assert chunked[:, 1].nonzero().flatten().tolist() == [5, 6, 7]
     assert_same(chunked.sum(-1)[2:], 10_000 ** (-torch.arange(2, 8, dtype=torch.float64) / 8), 1e-12)
-
-
-# LieRE
 
 
 def test_liere_is_the_exponential_of_the_skew_matrix_of_the_position():
@@ -269,9 +252,6 @@ def test_liere_with_blocks_of_two_is_the_mixed_encoding():
     assert_same(lie.rotations(BUILT)[0](q, k), mixed_rope.rotations(BUILT)[0](q, k), 1e-12)
 
 
-# PoPE
-
-
 def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():
     encoding = built("pope")
     q, k = torch.randn(2, HEADS, D, dtype=torch.float64)
@@ -290,19 +270,13 @@ def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():
     assert [table.shape for table in position[0].rotary] == [(17, 16), (HEADS, 17, 16)]
 
 
-@in_turn(
-    ("call", "message"),
-    [
-        *(
-            (lambda kind=kind, d=d: kind(d), rf"`head_dim` must be a multiple of 4.*got {d};.*embed_dim / num_heads")
-            for kind in (lambda d: Rope(BUILT, d), lambda d: MixedRope(BUILT, 1, 2, d))
-            for d in (6, 2, 9, 0)
-        ),
-        *((lambda d=d: Rope1d(BUILT, d), f"`head_dim` must be a multiple of 2 .*got {d}") for d in (0, 1, 7)),
-        (lambda: tiny("rope", embed_dim=18), r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"),
-        (lambda: tiny("rope+rope_mixed"), "`rotary` must be given by one encoding at most"),
-    ],
+test_heads_and_sums_that_cannot_be_rotated_are_refused = refusals(
+    *(
+        (lambda kind=kind, d=d: kind(d), rf"`head_dim` must be a multiple of 4.*got {d};.*embed_dim / num_heads")
+        for kind in (lambda d: Rope(BUILT, d), lambda d: MixedRope(BUILT, 1, 2, d))
+        for d in (6, 2, 9, 0)
+    ),
+    *((lambda d=d: Rope1d(BUILT, d), f"`head_dim` must be a multiple of 2 .*got {d}") for d in (0, 1, 7)),
+    (lambda: tiny("rope", embed_dim=18), r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"),
+    (lambda: tiny("rope+rope_mixed"), "`rotary` must be given by one encoding at most"),
 )
-def test_heads_and_sums_that_cannot_be_rotated_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -56,9 +56,9 @@ def test_all_forms_of_position_of_an_unknown_model_are_found():
     of_block = [("rotary", False), ("rotary", True)] * 2 + [("bias of displacements", False)]
     expected = [(kind, layer, sine) for layer in range(2) for kind, sine in of_block]
     assert kinds == [("absolute table", None, False), *expected]
-    assert structure.sites[0].origins == {"where"} and torch.equal(structure.sites[0].rows(), model.where)
+    assert structure.sites[0].source_parameters == {"where"} and torch.equal(structure.sites[0].rows(), model.where)
     bias = structure.sites[5]
-    assert bias.origins == {"parts.0.far"} and torch.equal(bias.constant, model.parts[0].far)
+    assert bias.source_parameters == {"parts.0.far"} and torch.equal(bias.constant, model.parts[0].far)
     assert structure.position_parameters == {"absolute table": 0, "rotary": 24, "bias of displacements": 72}
 
 

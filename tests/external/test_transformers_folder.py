@@ -17,9 +17,8 @@ from commands import refused, run_command
 from evidence.models_page import configured
 from graticule.external.convert.verify import outputs_of
 from graticule.external.images import call, image_size
-from graticule.lab.commands.opening import open_model, open_source
-from graticule.lab.commands.options import NamedModels
 from graticule.lab.data.transforms import evaluation_transform
+from graticule.lab.training.opening import open_model
 from in_turn import in_turn
 
 PREPROCESSOR = {
@@ -52,7 +51,7 @@ def test_a_folder_is_opened_by_every_opener(saved):
             graticule.from_pretrained(folder),
             open_model(str(folder)).model,
             open_model(f"hf:{folder}").model,
-            open_source(f"hf:{folder}", "export", NamedModels()).model,
+            open_model(f"hf:{folder}", converted=True).model,
         ):
             assert not ours.training
             torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-5)
@@ -63,7 +62,7 @@ def test_preprocessing_is_that_of_the_folder(saved):
     assert resolved["mean"] == (0.5, 0.4, 0.3) and resolved["std"] == (0.2, 0.3, 0.4)
     assert resolved["crop_pct"] == 0.8 and resolved["crop_mode"] == "center" and resolved["interpolation"] == "bicubic"
     opened = open_model(str(saved[1]))
-    assert opened.img_size == (32, 32) and opened.info.mean == (0.5, 0.4, 0.3)
+    assert opened.img_size == (32, 32) and opened.images.mean == (0.5, 0.4, 0.3)
 
 
 @pytest.mark.filterwarnings("ignore:.*makes images of 32 x 48 pixels, and the model is for 32 x 32")
@@ -89,7 +88,7 @@ def test_images_are_prepared_as_by_the_image_processor(saved, tmp_path, entries)
     (folder / "preprocessor_config.json").write_text(json.dumps(entries))
     opened = open_model(str(folder))
     size = opened.size if entries.get("size") != {"height": 32, "width": 48} else (32, 48)
-    ours = evaluation_transform(opened.info, size, opened.augmentation)
+    ours = evaluation_transform(opened.images, size, opened.augmentation)
     original = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     for shape in ((160, 64), (64, 160), (96, 96)):
         image = Image.frombytes("RGB", shape, Random(1).randbytes(3 * shape[0] * shape[1]))

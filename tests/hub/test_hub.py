@@ -229,7 +229,10 @@ INVALID = [
     ({"model_args": {"depth": "3"}}, BUILT),
     ({"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, BUILT),
     ({"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
-    ({"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}}, "`channels` must be at most 65,536"),
+    (
+        {"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}},
+        "of encoding sandwich must be at most",
+    ),
     ({"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
     ({"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
     ({"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),

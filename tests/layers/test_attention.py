@@ -10,8 +10,8 @@ from graticule import LayerPosition
 from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers.attention import Attention
 from graticule.position.rotation import PairRotation
-from in_turn import in_turn
-from tiny import assert_same
+from in_turn import case, in_turn, refusals
+from tiny import assert_same, draw_double
 
 B, N, D, HEADS = 2, 7, 24, 3
 HEAD = D // HEADS
@@ -19,38 +19,12 @@ HEAD = D // HEADS
 
 @pytest.fixture
 def attention():
-    module = Attention(D, HEADS).double().eval()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    return module
+    return draw_double(Attention(D, HEADS))
 
 
 @pytest.fixture
 def x():
     return torch.randn(B, N, D, dtype=torch.float64)
-
-
-def naive(attention, x, bias=0.0, turn=lambda t: t):
-    """Compute softmax(q k^T / sqrt(d) + bias) v head by head."""
-    q, k, v = attention.qkv(x).split(D, -1)
-    heads = []
-    for head in range(HEADS):
-        at = slice(head * HEAD, (head + 1) * HEAD)
-        logits = turn(q[..., at]) @ turn(k[..., at]).transpose(-2, -1) / HEAD**0.5
-        logits = logits + (bias if isinstance(bias, float) else bias[..., head, :, :])
-        heads.append(logits.softmax(-1) @ v[..., at])
-    return attention.proj(torch.cat(heads, -1))
-
-
-def test_attention_is_its_formula(attention, x):
-    y = attention(x)
-    assert y.shape == (B, N, D)
-    assert_same(y, naive(attention, x))
-
-
-def test_a_bias_in_another_dtype_is_taken(attention, x):
-    bias = torch.randn(HEADS, N, N)
-    assert_same(attention(x, LayerPosition(bias=bias)), naive(attention, x, bias.double()))
 
 
 class FromQueries(nn.Module):
@@ -62,16 +36,6 @@ class FromQueries(nn.Module):
 
     def forward(self, q: Tensor) -> Tensor:
         return torch.einsum("bhid,ijd->bhij", q, self.keys)
-
-
-def test_a_bias_that_depends_on_content_is_made_from_the_scaled_queries(attention, x):
-    module = FromQueries()
-    q = attention.qkv(x)[..., :D].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-    bias = torch.einsum("bhid,ijd->bhij", q, module.keys) / HEAD**0.5
-    y = attention(x, LayerPosition(bias=module))
-    assert_same(y, naive(attention, x, bias))
-    y.sum().backward()
-    assert module.keys.grad.abs().gt(0).all()
 
 
 def rotation(angle):
@@ -89,69 +53,50 @@ def by_complex_numbers(angle):
     return turn
 
 
-def test_every_head_can_turn_by_angles_of_its_own(attention, x):
-    angles = torch.randn(HEADS, N, HEAD // 2, dtype=torch.float64)
-    ours = attention(x, LayerPosition(rotary=rotation(angles)))
-    q, k, v = (t.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for t in attention.qkv(x).split(D, -1))
-    turn = by_complex_numbers(angles)
-    mixed = (turn(q) @ turn(k).transpose(-2, -1) / HEAD**0.5).softmax(-1) @ v
-    assert_same(ours, attention.proj(mixed.transpose(1, 2).flatten(2)))
+def forms():
+    """Return a position of every form, and the bias from scaled queries, the angles and the inputs of its formula."""
+    maps, bias = torch.randn(3, D, D, dtype=torch.float64), torch.randn(HEADS, N, N, dtype=torch.float64)
+    angle, angles = (torch.randn(*heads, N, HEAD // 2, dtype=torch.float64) for heads in ((), (HEADS,)))
+    function = FromQueries()
 
+    def inputs(x):
+        return tuple(x @ map_ for map_ in maps)
 
-def test_bias_and_rotation_go_together(attention, x):
-    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
-    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
-    ours = attention(x, LayerPosition(bias=bias, rotary=rotation(angle)))
-    assert_same(ours, naive(attention, x, bias, by_complex_numbers(angle)))
-
-
-@in_turn("heads", [0, 5])
-def test_heads_that_do_not_divide_the_channels_are_refused(heads):
-    with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
-        Attention(D, heads)
-
-
-def positions():
-    """Return a position of every form that attention supports, by name."""
-    first, second, third = (torch.randn(D, D, dtype=torch.float64) for _ in range(3))
-    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
-    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
     return {
-        "nothing": LayerPosition(),
-        "bias": LayerPosition(bias=bias),
-        "function": LayerPosition(bias=FromQueries()),
-        "rotary": LayerPosition(rotary=rotation(angle)),
-        "inputs": LayerPosition(inputs=lambda x: (x @ first, x @ second, x @ third)),
-        "all": LayerPosition(
-            bias=FromQueries(), rotary=rotation(angle), inputs=lambda x: (x @ first, x @ second, x @ third)
-        ),
+        "nothing": (LayerPosition(), None, None, None),
+        "bias": (LayerPosition(bias=bias), lambda q: bias, None, None),
+        "bias in another dtype": (LayerPosition(bias=bias.float()), lambda q: bias.float().double(), None, None),
+        "function": (LayerPosition(bias=function), function, None, None),
+        "angles of each head": (LayerPosition(rotary=rotation(angles)), None, angles, None),
+        "inputs": (LayerPosition(inputs=inputs), None, None, inputs),
+        "all": (LayerPosition(bias=function, rotary=rotation(angle), inputs=inputs), function, angle, inputs),
     }
 
 
-@in_turn("form", ["nothing", "bias", "function", "rotary", "inputs", "all"])
-def test_weights_times_values_are_what_forward_returns(form, attention, x):
-    position = positions()[form]
-    values = x if position.inputs is None else position.inputs(x)[2]
-    v = attention.qkv(values)[..., 2 * D :].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-    weights = attention.weights(x, position)
-    assert weights.shape == (B, HEADS, N, N)
-    assert_same(weights.sum(-1), torch.ones(B, HEADS, N, dtype=torch.float64))
-    assert_same(attention.proj((weights @ v).transpose(1, 2).flatten(2)), attention(x, position))
+@in_turn("qkv_bias", [True, False])
+def test_attention_with_each_form_of_position_is_its_formula(qkv_bias, x):
+    attention = draw_double(Attention(D, HEADS, qkv_bias=qkv_bias))
+    for form, (position, bias, angle, inputs) in forms().items():
+        with case(form):
+            q, k, v = (
+                attention.qkv(y).chunk(3, -1)[i].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+                for i, y in enumerate(inputs(x) if inputs else (x, x, x))
+            )
+            q, k = (q, k) if angle is None else map(by_complex_numbers(angle), (q, k))
+            weights = (q @ k.mT / HEAD**0.5 + (bias(q / HEAD**0.5) if bias else 0.0)).softmax(-1)
+            assert_same(attention.weights(x, position), weights)
+            output = attention(x, position)
+            assert_same(output, attention.proj((weights @ v).transpose(1, 2).flatten(2)))
+            if isinstance(bias, FromQueries):
+                output.sum().backward()
+                assert bias.keys.grad.abs().gt(0).all()
 
 
-@pytest.mark.parametrize("qkv_bias", [False, True])
-def test_queries_keys_and_values_can_each_have_inputs_of_their_own(qkv_bias, x):
-    attention = Attention(D, HEADS, qkv_bias=qkv_bias).double().eval()
-    if qkv_bias:
-        nn.init.normal_(attention.qkv.bias)
-    inputs = [x @ torch.randn(D, D, dtype=torch.float64) for _ in range(3)]
-    q, k, v = (
-        attention.qkv(y)[..., i * D : (i + 1) * D].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-        for i, y in enumerate(inputs)
-    )
-    mixed = (q @ k.transpose(-2, -1) / HEAD**0.5).softmax(-1) @ v
-    ours = attention(x, LayerPosition(inputs=lambda _: tuple(inputs)))
-    assert_same(ours, attention.proj(mixed.transpose(1, 2).flatten(2)))
+test_heads_that_do_not_divide_the_channels_and_a_scale_of_cosines_are_refused = refusals(
+    *(({"num_heads": heads}, f"`num_heads`.*, got (24 with )?{heads}") for heads in (0, 5)),
+    ({"num_heads": HEADS, "scale": 1.0, "cosine": True}, "`scale` must be left out with `cosine`"),
+    call=lambda kwargs: Attention(D, **kwargs),
+)
 
 
 class Wrapped(nn.Module):
@@ -165,19 +110,12 @@ class Wrapped(nn.Module):
         return 2 * self.base(x)
 
 
-def halves(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs in which queries and keys share one tensor, as from a PEG on queries and keys."""
-    return (y := x / 2), y, x
-
-
 def test_a_module_that_replaces_the_projection_takes_effect_whatever_the_inputs_are(attention, x):
-    for position in (LayerPosition(), LayerPosition(inputs=halves), LayerPosition(inputs=lambda x: (x, x / 2, x / 4))):
-        doubled = Attention(D, HEADS).double().eval()
-        doubled.load_state_dict(attention.state_dict())
+    shared = LayerPosition(inputs=lambda x: (y := x / 2, y, x))  # by queries and keys, as from a PEG on both
+    for position in (LayerPosition(), shared, LayerPosition(inputs=lambda x: (x, x / 2, x / 4))):
+        doubled, wrapped = copy.deepcopy(attention), copy.deepcopy(attention)
         with torch.no_grad():
             doubled.qkv.weight.mul_(2), doubled.qkv.bias.mul_(2)
-        wrapped = Attention(D, HEADS).double().eval()
-        wrapped.load_state_dict(attention.state_dict())
         wrapped.qkv = Wrapped(wrapped.qkv)
         assert_same(wrapped(x, position), doubled(x, position))
 

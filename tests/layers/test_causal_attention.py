@@ -8,6 +8,7 @@ from graticule import LayerPosition
 from graticule.layers.attention import Attention, CausalAttention, KeyValueCache
 from graticule.position.rotation import PairRotation
 from in_turn import in_turn
+from tiny import assert_same
 
 B, N, D, HEADS = 2, 7, 24, 3
 F64 = torch.float64
@@ -49,8 +50,8 @@ def test_it_is_attention_with_minus_infinity_above_the_diagonal(attention, x, po
     plain.load_state_dict(attention.state_dict(), strict=True)
     above = torch.full((HEADS, N, N), -torch.inf, dtype=F64).triu(1)
     masked = position.merge(LayerPosition(bias=above))
-    torch.testing.assert_close(attention(x, position), plain(x, masked), rtol=0, atol=1e-12)
-    torch.testing.assert_close(attention.weights(x, position), plain.weights(x, masked), rtol=0, atol=1e-12)
+    assert_same(attention(x, position), plain(x, masked), 1e-12)
+    assert_same(attention.weights(x, position), plain.weights(x, masked), 1e-12)
 
 
 @positions
@@ -61,7 +62,7 @@ def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, p
         stop = start + count
         pieces.append(attention(x[:, start:stop], position.part(start, stop), cache))
         start = stop
-    torch.testing.assert_close(torch.cat(pieces, 1), attention(x, position), rtol=0, atol=1e-12)
+    assert_same(torch.cat(pieces, 1), attention(x, position), 1e-12)
 
 
 def test_a_bias_is_masked_once_for_all_samples(attention, x):
@@ -73,16 +74,8 @@ def test_a_gradient_reaches_the_bias_below_the_diagonal_and_none_above():
     attention = CausalAttention(D, HEADS)
     bias = torch.randn(HEADS, N, N, requires_grad=True)
     attention(torch.randn(B, N, D), LayerPosition(bias=bias)).square().sum().backward()
-    assert bias.grad.isfinite().all()
-    assert not bias.grad.triu(1).any()
+    assert bias.grad.isfinite().all() and not bias.grad.triu(1).any()
     assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token attends only to itself
-
-
-def test_dropout_is_for_training(x):
-    attention = CausalAttention(D, HEADS, attn_drop=0.5).double()
-    assert not torch.equal(attention(x), attention(x))
-    attention.eval()
-    assert torch.equal(attention(x), attention(x))
 
 
 def test_a_cache_holds_what_it_is_given_in_memory_linear_in_its_capacity():
@@ -94,8 +87,7 @@ def test_a_cache_holds_what_it_is_given_in_memory_linear_in_its_capacity():
         assert torch.equal(keys, k) and torch.equal(values, v) and cache.length == 4
         keys, values = cache.append(v[:, :, :1], k[:, :, :1])
         assert keys.shape == (B, HEADS, 5, 8) and torch.equal(keys[:, :, 4:], v[:, :, :1])
-    assert small.bytes == 2 * B * HEADS * 10 * 8 * 4
-    assert large.bytes == 3 * small.bytes
+    assert small.bytes == 2 * B * HEADS * 10 * 8 * 4 and large.bytes == 3 * small.bytes
 
 
 def test_a_full_cache_and_one_for_nothing_are_refused():

@@ -4,30 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
+from graticule.layers.gating import GatingUnit, mix_tokens
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
-from in_turn import in_turn
-
-
-def naive(x, weights, bias):
-    """Compute the mixed tokens by explicit sums."""
-    y = torch.zeros_like(x)
-    size = x.shape[-1] // len(weights)
-    for g, w in enumerate(weights):
-        for i in range(x.shape[1]):
-            for j in range(x.shape[1]):
-                y[:, i, g * size : (g + 1) * size] += w[i, j] * x[:, j, g * size : (g + 1) * size]
-            y[:, i, g * size : (g + 1) * size] += bias[i]
-    return y
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_every_group_of_channels_is_mixed_by_weights_of_its_own(groups):
-    x, weights = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(groups, 6, 6, dtype=torch.float64)
-    bias = torch.randn(6, dtype=torch.float64)
-    torch.testing.assert_close(mix_tokens(x, weights, bias), naive(x, weights, bias), rtol=0, atol=1e-12)
+from in_turn import refusals
+from tiny import assert_same
 
 
 @pytest.mark.parametrize("windows", [None, Windows(Grid(3, 5), Grid(2, 2), (1, 1))])
@@ -56,25 +38,12 @@ def test_the_halves_come_together_as_figure_3_draws_them(norm):
     }
     for combine, output in expected.items():
         unit = GatingUnit(8, norm, combine).double()
-        torch.testing.assert_close(unit(x, position), output, rtol=0, atol=1e-12)
+        assert_same(unit(x, position), output, 1e-12)
         assert unit.out_dim == output.shape[-1]
 
 
-def test_a_block_counts_what_the_appendix_counts():
-    """1.5 gamma d^2 + (gamma + 1) d, without norms."""
-    d, gamma = 12, 4
-    linear = [m for m in GatedBlock(d, gamma, None).modules() if isinstance(m, nn.Linear)]
-    assert sum(p.numel() for m in linear for p in m.parameters()) == 1.5 * gamma * d * d + (gamma + 1) * d
-
-
-@in_turn(
-    ("call", "message"),
-    [
-        (lambda: GatingUnit(7), "`dim` must be even"),
-        (lambda: GatingUnit(8, None, "mul"), "`combine`"),
-        (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
-    ],
+test_invalid_arguments_are_refused = refusals(
+    (lambda: GatingUnit(7), "`dim` must be even"),
+    (lambda: GatingUnit(8, None, "mul"), "`combine`"),
+    (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
 )
-def test_invalid_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

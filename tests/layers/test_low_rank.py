@@ -9,13 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import graticule
 from graticule import Grid
 from graticule.analysis.position_maps import bias_maps
+from graticule.encodings.alibi import Alibi
 from graticule.encodings.forms import bias as biases
 from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.encodings.sandwich import Sandwich
 from graticule.layers.attention import Attention, CausalAttention
-from graticule.position.bias import Bias, LowRank
+from graticule.position.bias import LowRank
 from graticule.position.layer import LayerPosition
-from tiny import draw, images, tiny
+from in_turn import in_turn
+from tiny import assert_same, draw, images, tiny
 
 GRID, HEADS, DIM = Grid(3, 5, prefix=1), 3, 12
 
@@ -33,22 +35,13 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid(4, 2), Grid(1, 7, prefix=2)], ids=str)
+@in_turn("grid", [GRID, Grid(4, 2), Grid(1, 7, prefix=2)])
 def test_the_factors_of_an_encoding_multiply_to_its_table(grid):
-    encoding = Sandwich(GRID, HEADS, channels=8).double()
-    factors = encoding.low_rank(grid)
-    assert factors.rank == 17
-    torch.testing.assert_close(factors.table(), encoding(grid), rtol=0, atol=1e-12)
-
-
-def test_the_factors_of_squared_distances_multiply_to_their_table():
-    for grid in (GRID, Grid(4, 2), Grid(1, 7, prefix=2)):
-        weights = torch.randn(HEADS, dtype=torch.float64)
-        squares = grid.offsets("cpu").double().square().sum(-1)
-        factors = squared_distance_factors(grid, weights)
-        table = grid.with_prefix_bias(weights[:, None, None] * squares)
-        assert factors.rank == 4
-        torch.testing.assert_close(factors.table(), table, rtol=0, atol=1e-12)
+    for encoding, rank in ((Sandwich(GRID, HEADS, channels=8), 17), (Alibi(GRID, HEADS, distance="squared"), 4)):
+        factors = encoding.double().low_rank(grid)
+        assert factors.rank == rank
+        assert_same(factors.table(), encoding(grid), 1e-12)
+    assert all(Alibi(GRID, 3, distance=name).low_rank(grid) is None for name in ("euclidean", "manhattan", "axes"))
 
 
 @pytest.mark.parametrize("kind", [Attention, CausalAttention])
@@ -65,24 +58,7 @@ def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradie
         actual.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
         actual[-1].append(attention.weights(x, LayerPosition(bias=bias)))
     for gradient, expected in zip(*actual, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
-
-
-def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
-    torch.manual_seed(0)
-    factors, other = random_factors(), random_factors(rank=2, heads=1)
-    table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
-    both = LayerPosition(bias=factors).merge(LayerPosition(bias=other)).bias
-    assert isinstance(both, LowRank) and both.rank == 6
-    torch.testing.assert_close(both.table(), factors.table() + other.table(), rtol=0, atol=1e-12)
-    for first, second in ((factors, table), (table, factors)):
-        total = LayerPosition(bias=first).merge(LayerPosition(bias=second)).bias
-        torch.testing.assert_close(total, factors.table() + table, rtol=0, atol=1e-12)
-    queries = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
-    total = LayerPosition(bias=factors).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
-    torch.testing.assert_close(
-        Bias.of(total).table(queries), factors.table() + queries @ queries.mT, rtol=0, atol=1e-12
-    )
+        assert_same(gradient, expected, 1e-12)
 
 
 def test_large_grids_of_few_channels_get_factors_and_others_a_table():
@@ -93,23 +69,26 @@ def test_large_grids_of_few_channels_get_factors_and_others_a_table():
         assert first.bias is second.bias
         return type(first.bias)
 
-    assert kind("sandwich(channels=6)", 31) is torch.Tensor
-    assert kind("sandwich(channels=6)", 32) is LowRank
+    assert kind("sandwich(channels=6)", 31) is torch.Tensor and kind("sandwich(channels=6)", 32) is LowRank
     assert kind("sandwich(channels=8)", 32) is torch.Tensor
 
 
-def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(monkeypatch):
-    model = draw(tiny("sandwich(channels=2)")).double().eval()
+SQUARED = "alibi(distance='squared')"
+
+
+@in_turn("encoding", ["sandwich(channels=2)", SQUARED, f"{SQUARED} + sandwich(channels=2)"])
+def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(encoding, monkeypatch):
+    monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1024)
+    model = draw(tiny(encoding)).double().eval()
     x = images().double()
     expected = model(x)
     maps = bias_maps(model).bias
     monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
     assert isinstance(model.position(model.grid)[0].bias, LowRank)
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.tensor(bias_maps(model).bias), torch.tensor(maps), rtol=0, atol=1e-12)
+    assert_same(model(x), expected, 1e-12)
+    assert_same(torch.tensor(bias_maps(model).bias), torch.tensor(maps), 1e-12)
     folded = graticule.fold(copy.deepcopy(model))
-    assert isinstance(folded.position(model.grid)[0].bias, LowRank)
-    assert torch.equal(folded(x), model(x))
+    assert isinstance(folded.position(model.grid)[0].bias, LowRank) and torch.equal(folded(x), model(x))
 
 
 def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(everywhere):

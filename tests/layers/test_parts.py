@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
 import graticule
@@ -12,8 +11,8 @@ from graticule import LayerPosition
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
-from in_turn import in_turn
-from tiny import draw, draw_double, images, tiny
+from in_turn import in_turn, refusals
+from tiny import assert_same, draw, draw_double, images, tiny
 
 D, HEADS, N = 12, 3, 5
 
@@ -43,12 +42,12 @@ def test_both_gated_mlps_are_the_same_formula():
     x = tokens()
     apart, packed = (draw_double(build_mlp(name, D, 8)) for name in ("swiglu", "swiglu_packed"))
     by_hand = apart.fc2(apart.fc1_g(x) * apart.fc1_g(x).sigmoid() * apart.fc1_x(x))
-    torch.testing.assert_close(apart(x), by_hand, rtol=0, atol=1e-12)
+    assert_same(apart(x), by_hand, 1e-12)
     with torch.no_grad():
         packed.fc1.weight.copy_(torch.cat([apart.fc1_g.weight, apart.fc1_x.weight]))
         packed.fc1.bias.copy_(torch.cat([apart.fc1_g.bias, apart.fc1_x.bias]))
     packed.fc2.load_state_dict(apart.fc2.state_dict())
-    torch.testing.assert_close(packed(x), by_hand, rtol=0, atol=1e-12)
+    assert_same(packed(x), by_hand, 1e-12)
 
 
 @in_turn("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
@@ -70,7 +69,7 @@ def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
     q, k, v = attention.qkv(x).unflatten(-1, (3, HEADS, D // HEADS)).permute(2, 0, 3, 1, 4)
     logits = attention.q_norm(q) @ attention.k_norm(k).mT * (D // HEADS) ** -0.5
     mixed = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(attention(x), attention.proj(attention.norm(mixed)), rtol=0, atol=1e-12)
+    assert_same(attention(x), attention.proj(attention.norm(mixed)), 1e-12)
 
 
 def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
@@ -78,32 +77,20 @@ def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
     position = LayerPosition(after_norm=inner)
     post = draw_double(PostNormBlock(D, HEADS, init_values=0.3))
     middle = x + post.norm1(post.attn(x + inner))
-    torch.testing.assert_close(post(x, position), middle + post.norm2(post.mlp(middle)), rtol=0, atol=1e-12)
+    assert_same(post(x, position), middle + post.norm2(post.mlp(middle)), 1e-12)
     beside = draw_double(ParallelBlock(D, HEADS, init_values=0.3))
     y = beside.norm1(x)
     by_hand = x + beside.ls1.gamma * (beside.attn(y + inner) + beside.mlp(y))
-    torch.testing.assert_close(beside(x, position), by_hand, rtol=0, atol=1e-12)
+    assert_same(beside(x, position), by_hand, 1e-12)
     branches = draw_double(ParallelBranchesBlock(D, HEADS, init_values=0.3))
     middle = x + sum(branch.ls.gamma * branch.attn(branch.norm(x) + inner) for branch in branches.attns)
     by_hand = middle + sum(branch.ls.gamma * branch.mlp(branch.norm(middle)) for branch in branches.ffns)
-    torch.testing.assert_close(branches(x, position), by_hand, rtol=0, atol=1e-12)
+    assert_same(branches(x, position), by_hand, 1e-12)
 
 
-PARTS = {
-    "init_values": 0.1,
-    "qk_norm": True,
-    "scale_attn_norm": True,
-    "scale_mlp_norm": True,
-    "mlp_layer": "swiglu",
-    "norm_layer": "rmsnorm(eps=1e-5)",
-    "qkv_layer": "no_key_bias",
-    "pre_norm": True,
-    "patch_norm": "layernorm",
-    "reg_tokens": 2,
-    "global_pool": "map",
-    "pool_num_heads": 2,
-    "pool_include_prefix": True,
-}
+PARTS = {"init_values": 0.1, "qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True, "mlp_layer": "swiglu"}
+PARTS |= {"norm_layer": "rmsnorm(eps=1e-5)", "qkv_layer": "no_key_bias", "pre_norm": True, "patch_norm": "layernorm"}
+PARTS |= {"reg_tokens": 2, "global_pool": "map", "pool_num_heads": 2, "pool_include_prefix": True}
 
 
 @in_turn("joining", ["default", "lape"])
@@ -123,8 +110,7 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
     table = model.position.encodings[0]
     assert table.pos_embed.shape == (1, 16, 24)
     for grid in (model.grid, graticule.Grid(3, 5, prefix=3)):
-        assert table(grid).shape == (grid.tokens, 24)
-        assert not table(grid)[:3].any()
+        assert table(grid).shape == (grid.tokens, 24) and not table(grid)[:3].any()
     torch.testing.assert_close(table(model.grid)[3:], table.pos_embed[0])
     plain = tiny("learnable", class_token=False, global_pool="avg")
     plain.position.load_state_dict(model.position.state_dict())
@@ -132,49 +118,37 @@ def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid()
     torch.testing.assert_close(table(graticule.Grid(3, 5, prefix=3))[3:], plain.position.encodings[0](grid))
 
 
-def test_unknown_parts_are_refused_by_name():
-    for arguments, message in [
-        ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
-        ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
-        ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
-        ({"mlp_layer": "glu"}, "`mlp_layer` must be one of"),
-        ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
-        ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
-        ({"global_pool": "attention"}, "`global_pool` must be one of"),
-        ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map'"),
-        ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
-        ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
-        ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),
-        ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
-    ]:
-        with pytest.raises(ValueError) as refusal:
-            tiny(**arguments)
-        assert message in str(refusal.value), arguments
+test_unknown_parts_are_refused_by_name = refusals(
+    ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
+    ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
+    ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
+    ({"mlp_layer": "glu"}, "`mlp_layer` must be one of"),
+    ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
+    ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
+    ({"global_pool": "attention"}, "`global_pool` must be one of"),
+    ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map'"),
+    ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
+    ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
+    ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),
+    ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
+    call=lambda arguments: tiny(**arguments),
+)
+
+
+def test_a_class_of_blocks_is_taken_as_it_is_and_a_map_cannot_come_later():
     assert block_layer_of(PostNormBlock) is PostNormBlock
     with pytest.raises(ValueError, match="`global_pool` must be 'map' from the start"):
         tiny().reset_classifier(3, "map")
 
 
-# The pre-norm block
-
-
 @pytest.fixture
 def block():
-    module = Block(D, HEADS, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    return module
+    return draw_double(Block(D, HEADS, norm_layer=partial(nn.LayerNorm, eps=1e-6)))
 
 
 @pytest.fixture
 def x():
     return torch.randn(2, N, D, dtype=torch.float64)
-
-
-def test_without_position_it_is_timms_block(block, x):
-    reference = TimmBlock(D, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).double().eval()
-    reference.load_state_dict(block.state_dict(), strict=True)
-    torch.testing.assert_close(block(x), reference(x), rtol=0, atol=1e-12)
 
 
 def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
@@ -185,7 +159,7 @@ def test_a_table_is_added_after_the_norm_and_a_bias_goes_to_attention(block, x):
     ):
         middle = x + attended
         by_hand = middle + block.mlp(block.norm2(middle))
-        torch.testing.assert_close(block(x, position), by_hand, rtol=0, atol=1e-12)
+        assert_same(block(x, position), by_hand, 1e-12)
 
 
 @torch.no_grad()
@@ -207,5 +181,4 @@ def test_pre_is_left_to_the_backbone(block, x):
 
 def test_a_dropped_path_leaves_the_shortcut(x):
     block = Block(D, HEADS, drop_path=0.999999).double().train()
-    assert torch.equal(block(x), x)
-    assert not torch.equal(block.eval()(x), x)
+    assert torch.equal(block(x), x) and not torch.equal(block.eval()(x), x)

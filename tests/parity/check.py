@@ -52,30 +52,19 @@ class UnknownClassError(Exception):
     """Raised if there is no port of the class of a case, or not of an option of it."""
 
 
-# Arguments of other code
-
-
 class Port(NamedTuple):
-    """Our counterpart of a class of other code.
+    """Our counterpart of a class of other code."""
 
-    backbone: our class.
-    position: returns encoding and joining from the arguments of a case, and removes their arguments.
-    names: their name of an argument -> ours; the others have the same name.
-    options: further arguments of ours.
-    fixed: arguments of theirs that can have only this value.
-    layout: converts the weights to a layout that our model loads.
-    """
-
-    backbone: Any
-    position: Callable[[Arguments], tuple[str, str]]
-    names: Mapping[str, str] = {}
-    options: Mapping[str, Any] = {}
-    fixed: Mapping[str, Any] = {}
+    backbone: Any  # our class
+    position: Callable[[Arguments], tuple[str, str]]  # encoding and joining, whose arguments are removed
+    names: Mapping[str, str] = {}  # their name of an argument -> ours; the others have the same name
+    options: Mapping[str, Any] = {}  # further arguments of ours
+    fixed: Mapping[str, Any] = {}  # arguments of theirs that can have only this value
+    #: Converts the weights to a layout that our model loads.
     layout: Callable[[Tensors, Arguments], Tensors] = lambda weights, kwargs: weights
 
 
 def always(encoding: str) -> Callable[[Arguments], tuple[str, str]]:
-    """Return the position of a class that has one encoding."""
     return lambda kwargs: (encoding, "default")
 
 
@@ -88,13 +77,11 @@ def lape(kwargs: Arguments) -> tuple[str, str]:
 
 
 def compact(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of compact transformers."""
     kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
     return kinds[kwargs.pop("positional_embedding", "learnable")], "default"
 
 
 def irpe(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of DeiT with iRPE."""
     return f"learnable + irpe({irpe_options(kwargs.pop('rpe_config'))})", "default"
 
 
@@ -115,7 +102,6 @@ def swin(kwargs: Arguments) -> tuple[str, str]:
 
 
 def rotary(kwargs: Arguments) -> tuple[str, str]:
-    """Return the position of naver's ViT."""
     name = "rope_mixed" if kwargs.pop("rope_mixed") else "rope"
     return f"{name}(preset='rope_vit', base={kwargs.pop('rope_theta')})", "default"
 
@@ -210,9 +196,6 @@ def build_timm(name: str, kwargs: Arguments, weights: Tensors | None) -> nn.Modu
     return model
 
 
-# Tensors besides the output
-
-
 @torch.no_grad()
 def outputs(model: Any, images: Tensor) -> Tensors:
     """Compute the output and, under their recorded names, everything that a case may record of the position."""
@@ -256,7 +239,6 @@ def outputs(model: Any, images: Tensor) -> Tensors:
 
 
 def buckets(encoding: Any) -> Tensors:
-    """Return iRPE's buckets under their recorded names."""
     names = ("bucket_rows", "bucket_cols") if encoding.method == "cross" else ("bucket",)
     return {name: index.double() for name, index in zip(names, encoding.index, strict=True)}
 
@@ -277,7 +259,7 @@ def masks(model: Any) -> Tensors:
     blocks = [(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
     grids = model.position_grids(model.grid)
     for layer, (stage, index) in enumerate(blocks):
-        (windows,) = model.where(stage, grids[stage])[index]
+        (windows,) = model.block_arguments(stage, grids[stage])[index]
         strips = []
         for strip in windows.kinds(torch.zeros(1, windows.grid.tokens, 1)):
             row = []
@@ -292,11 +274,7 @@ def masks(model: Any) -> Tensors:
     return values
 
 
-# Modules alone
-
-
 def compute_irpe(kwargs: Arguments, weights: Tensors, queries: Tensor) -> Tensors:
-    """Compute a case of iRPE's module alone."""
     config = kwargs["rpe_config"]
     grid = Grid(*kwargs["grid"], prefix=config["skip"])
     if kwargs["on"] not in ("q", "k") or config["mode"] != "ctx":
@@ -330,7 +308,6 @@ WITH_INPUTS: dict[tuple[str, str], Callable[..., Tensors]] = {**released_dense.C
 
 
 def _source(case: Arguments) -> str:
-    """Return the reference of a case, without its version."""
     return str(case["reference"].split("@")[0].split(" ")[0])
 
 

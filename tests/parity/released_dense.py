@@ -42,12 +42,10 @@ class Given(Features):
 
 
 def with_prefix(prefix: str, weights: Tensors) -> Tensors:
-    """Extend the names of weights."""
     return {f"{prefix}.{name}": value for name, value in weights.items()}
 
 
 def deformable_attention(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute MSDeformAttn."""
     attention = DeformableAttention(kwargs["d_model"], kwargs["n_levels"], kwargs["n_heads"], kwargs["n_points"])
     attention.load_state_dict(weights)
     shapes = [tuple(shape) for shape in tensors["spatial_shapes"].tolist()]
@@ -64,17 +62,11 @@ def deformable_attention(kwargs: dict[str, Any], weights: Tensors, tensors: Tens
 
 
 def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute ViT-Adapter with its intermediates."""
     size = {name: kwargs[name] for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")}
     position = partial(build_position, encoding="learnable(resampler='bicubic(antialias=False)')")
     vit = VisionTransformer(position, num_classes=0, class_token=False, global_pool="avg", **size)
-    adapter = Adapter(
-        vit,
-        width=kwargs["conv_inplane"],
-        points=kwargs["n_points"],
-        heads=kwargs["deform_num_heads"],
-        mlp_ratio=kwargs["cffn_ratio"],
-    )
+    named = {"width": "conv_inplane", "points": "n_points", "heads": "deform_num_heads", "mlp_ratio": "cffn_ratio"}
+    adapter = Adapter(vit, **{name: kwargs[theirs] for name, theirs in named.items()})
     model = SegmentationModel(Features(vit, adapter), LinearDecoder((16,), (4,), 2), 2).eval()
     classifier = with_prefix("decoder", model.decoder.state_dict())
     load_published(model, {**with_prefix("backbone", weights), **classifier})
@@ -102,19 +94,12 @@ def adapter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tenso
 
 
 def segmenter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute Segmenter with a linear decoder."""
     encoder = kwargs["encoder"]
-    vit = VisionTransformer(
-        partial(build_position, encoding=BILINEAR),
-        img_size=tuple(encoder["image_size"]),
-        patch_size=encoder["patch_size"],
-        embed_dim=encoder["d_model"],
-        depth=encoder["n_layers"],
-        num_heads=encoder["n_heads"],
-        mlp_ratio=encoder["d_ff"] / encoder["d_model"],
-        num_classes=0,
-        norm_layer=partial(nn.LayerNorm, eps=1e-5),
-    )
+    sizes = {"img_size": tuple(encoder["image_size"]), "mlp_ratio": encoder["d_ff"] / encoder["d_model"]}
+    named = {"patch_size": "patch_size", "embed_dim": "d_model", "depth": "n_layers", "num_heads": "n_heads"}
+    sizes |= {name: encoder[theirs] for name, theirs in named.items()}
+    norm = partial(nn.LayerNorm, eps=1e-5)
+    vit = VisionTransformer(partial(build_position, encoding=BILINEAR), num_classes=0, norm_layer=norm, **sizes)
     model = graticule.create_segmenter(vit, encoder["n_cls"], "segmenter_linear").eval()
     load_published(model, weights)
     image = tensors["input"]
@@ -124,16 +109,9 @@ def segmenter(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Ten
 
 
 def mask_transformer(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute Segmenter's mask transformer."""
-    decoder = MaskTransformer(
-        (kwargs["d_encoder"],),
-        (kwargs["patch_size"],),
-        kwargs["n_cls"],
-        depth=kwargs["n_layers"],
-        dim=kwargs["d_model"],
-        num_heads=kwargs["n_heads"],
-        mlp_ratio=kwargs["d_ff"] / kwargs["d_model"],
-    ).eval()
+    sizes = {"depth": kwargs["n_layers"], "dim": kwargs["d_model"], "num_heads": kwargs["n_heads"]}
+    ratio, channels, strides = kwargs["d_ff"] / kwargs["d_model"], (kwargs["d_encoder"],), (kwargs["patch_size"],)
+    decoder = MaskTransformer(channels, strides, kwargs["n_cls"], mlp_ratio=ratio, **sizes).eval()
     decoder.load_state_dict(weights)
     side, x = [pixels // kwargs["patch_size"] for pixels in kwargs["im_size"]], tensors["input"]
     tokens = torch.cat([decoder.proj_dec(x), decoder.cls_emb.expand(len(x), -1, -1)], 1)
@@ -142,7 +120,6 @@ def mask_transformer(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors)
 
 
 def uperhead(kwargs: dict[str, Any], weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute UperNet's head."""
     head = UperHead(kwargs["in_channels"], (4, 8, 16, 32), kwargs["num_classes"], channels=kwargs["channels"]).eval()
     head.load_state_dict(weights)
     maps = inputs(tensors)

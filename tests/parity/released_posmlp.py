@@ -36,7 +36,6 @@ PYRAMID |= {"downsample_norm", "depth_conv", "shift", "drop_rate", "drop_path_ra
 
 
 def encoding_of(kwargs: dict[str, Any]) -> str:
-    """Return the name of the encoding of a gate."""
     if kwargs.get("gate_unit") == "SGU":
         return "sgu"
     if kwargs.get("quadratic", True):
@@ -67,7 +66,6 @@ def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
 
 
 def pairs(mixing: Tensor | Displacements) -> Tensor:
-    """Return the weights of all pairs, (groups, N, N)."""
     return mixing if isinstance(mixing, Tensor) else mixing.matrix()
 
 
@@ -87,18 +85,10 @@ class Part:
         self.grid = Grid(side, side)
         self.groups = kwargs.get("gamma", 1)
         combine = "nonsplit" if kwargs.get("chunks", 2) == 1 else "gate"
-        self.model = PosMlp(
-            partial(build_position, encoding=spec_of(kwargs)),
-            img_size=4 * side,
-            embed_dim=dim,
-            depths=(1,),
-            windows=(side,),
-            groups=(self.groups,),
-            mlp_ratios=(ratio,),
-            gate_norm=encoding == "sgu" or any("gate_unit.norm." in name for name in weights),
-            combine=combine,
-            num_classes=0,
-        )
+        sizes: dict[str, Any] = {"img_size": 4 * side, "embed_dim": dim, "depths": (1,), "windows": (side,)}
+        sizes |= {"groups": (self.groups,), "mlp_ratios": (ratio,), "combine": combine, "num_classes": 0}
+        norm = encoding == "sgu" or any("gate_unit.norm." in name for name in weights)
+        self.model = PosMlp(partial(build_position, encoding=spec_of(kwargs)), gate_norm=norm, **sizes)
         self.model.double().eval()
         published = {BLOCK + prefix + name: value for name, value in weights.items()}
         state = published_state_dict(self.model)
@@ -111,7 +101,6 @@ class Part:
         (self.encoding,) = mixing.encodings
 
     def logits(self) -> Tensor:
-        """Return the logits of all pairs, (groups, N, N)."""
         return self.encoding.displacements(self.grid)._replace(softmax=False).matrix()
 
     def mixed(self, tokens: Tensor) -> Tensor:
@@ -144,7 +133,6 @@ def unit_1d(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
 
 
 def gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
-    """Compute PoSGU."""
     split = kwargs.get("chunks", 2) == 2
     part = Part(kwargs, weights, kwargs["dim"], 1, "gate_unit.")
     half = kwargs["dim"] // (2 if split else 1)
@@ -253,7 +241,7 @@ def pyramid(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors
     ends = torch.tensor(model.depths).cumsum(0).tolist()
     for layer, (tokens, grid) in enumerate(model.each_layer(images), start=1):
         stage = next(stage for stage, end in enumerate(ends) if layer <= end)
-        (windows,) = model.where(stage, grid)[layer - 1 - (ends[stage] - model.depths[stage])]
+        (windows,) = model.block_arguments(stage, grid)[layer - 1 - (ends[stage] - model.depths[stage])]
         if any(windows.shift):
             outputs[f"mask_layer_{layer - 1}"] = mask(windows)
         if layer in ends:

@@ -18,6 +18,7 @@ from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.build import build_position
 
 Arguments = dict[str, Any]
+NORM = "layernorm(eps=1e-5)"
 
 
 def build(encoding: str, weights: Tensors, names: Mapping[str, str], **options: Any) -> VisionTransformer:
@@ -34,12 +35,10 @@ def build(encoding: str, weights: Tensors, names: Mapping[str, str], **options: 
 
 
 def encode(encoding: str, shape: tuple[int, ...], dim: int, heads: int = 1) -> Any:
-    """Return what a layer receives from an encoding on a grid."""
     return build_position(Grid(*shape), dim=dim, depth=1, num_heads=heads, encoding=encoding)(Grid(*shape))[0]
 
 
 def mrope(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute timm's RotaryEmbeddingMRope."""
     sections, base = tuple(kwargs["mrope_section"]), kwargs["temperature"]
     return {"output": encode(f"mrope(sections={sections}, base={base})", kwargs["shape"], kwargs["dim"]).rotary.table}
 
@@ -84,27 +83,18 @@ def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
         options = {"lowest": kwargs["rope_min_freq"], "highest": kwargs["rope_max_freq"]}
         options |= {"zeros": kwargs.get("rope_p_zero_freqs", 0.0), "coordinates": "patches"}
         encoding = f"rope_golden_gate({', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    model = build(
-        encoding + (" + causal" if "causal_dims" in kwargs else ""),
-        weights,
-        BLOCKS,
-        img_size=tuple(video.shape[2:]),
-        patch_size=patch,
-        in_chans=video.shape[1],
-        embed_dim=kwargs["dim"],
-        num_classes=kwargs["num_classes"],
-        qkv_bias=False,
-        class_token=not rotary,
-        global_pool="avg" if rotary else "token",
-        fc_norm=False,
-        norm_layer="layernorm(eps=1e-5)",
-        patch_norm="layernorm(eps=1e-5)",
-    )
-    return {"output": model(video)}
+    sizes = {"img_size": tuple(video.shape[2:]), "in_chans": video.shape[1], "embed_dim": kwargs["dim"]}
+    sizes |= {
+        "patch_size": patch,
+        "num_classes": kwargs["num_classes"],
+        **dict.fromkeys(("norm_layer", "patch_norm"), NORM),
+    }
+    options = {"class_token": not rotary, "global_pool": "avg" if rotary else "token", "fc_norm": False}
+    encoding += " + causal" if "causal_dims" in kwargs else ""
+    return {"output": build(encoding, weights, BLOCKS, qkv_bias=False, **sizes, **options)(video)}
 
 
 def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute MONAI's ViT of volumes."""
     names = {
         r"^patch_embedding\.patch_embeddings": "patch_embed.proj",
         r"^patch_embedding\.position_embeddings": "pos_embed",
@@ -112,20 +102,15 @@ def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
         r"\.mlp\.linear": ".mlp.fc",
         r"^classification_head\.0": "head",
     }
-    model = build(
-        "learnable(prefix_rows=False)",
-        {name: value for name, value in weights.items() if "norm_cross_attn" not in name},  # of a part that is not used
-        names,
-        img_size=tuple(kwargs["img_size"]),
-        patch_size=tuple(kwargs["patch_size"]),
-        in_chans=kwargs["in_channels"],
-        embed_dim=kwargs["hidden_size"],
-        num_classes=kwargs["num_classes"],
-        qkv_bias=False,
-        head_layer="tanh",
-        norm_layer="layernorm(eps=1e-5)",
-    )
-    return {"output": model(tensors["input"])}
+    used = {name: value for name, value in weights.items() if "norm_cross_attn" not in name}
+    sizes = {name: tuple(kwargs[name]) for name in ("img_size", "patch_size")}
+    sizes |= {
+        "in_chans": kwargs["in_channels"],
+        "embed_dim": kwargs["hidden_size"],
+        "num_classes": kwargs["num_classes"],
+    }
+    options = {"qkv_bias": False, "head_layer": "tanh", "norm_layer": NORM}
+    return {"output": build("learnable(prefix_rows=False)", used, names, **sizes, **options)(tensors["input"])}
 
 
 def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
@@ -163,7 +148,6 @@ def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
 
 
 def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
-    """Compute transformers' Siglip2VisionModel, converted."""
     original = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
     original.load_state_dict(weights)
     return {"output": graticule.convert(original)(inputs(tensors))}

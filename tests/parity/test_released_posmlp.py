@@ -18,7 +18,7 @@ from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.grid import Grid
-from tiny import count, draw, holds, without_memory
+from tiny import assert_same, count, draw, holds, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
@@ -27,19 +27,12 @@ TINY, GMLP = "posmlp_tiny_224", "gmlp_s16_224"
 NO_NORM = {"gate_norm": False}  # as in the released code; Eq. 10-11 have one
 #: Row of the table of counts -> our model and its arguments.
 ROWS = {
-    "posmlp_t": (TINY, {}),
-    "posmlp_s": ("posmlp_small_224", {}),
-    "posmlp_b": ("posmlp_base_224", {}),
-    "posmlp_t.sgu": (TINY, {"encoding": "sgu"}),
-    "posmlp_t.lrpe_m": (TINY, {"encoding": "lrpe_m", **NO_NORM}),
-    "posmlp_t.lrpe": (TINY, {"encoding": "lrpe", **NO_NORM}),
-    "posmlp_t.glrpe": (TINY, {"encoding": "glrpe", **NO_NORM}),
-    "posmlp_t.gqpe": (TINY, {"encoding": "gqpe"}),
-    "posmlp_t.form_alpha": (TINY, {"encoding": "ggqpe(form='alpha_released')"}),
-    "posmlp_t.form_gamma": (TINY, {"encoding": "ggqpe(form='gamma_released')"}),
+    **{f"posmlp_{size[0]}": (f"posmlp_{size}_224", {}) for size in ("tiny", "small", "base")},
+    **{f"posmlp_t.{name}": (TINY, {"encoding": name}) for name in ("sgu", "gqpe")},
+    **{f"posmlp_t.{name}": (TINY, {"encoding": name, **NO_NORM}) for name in ("lrpe_m", "lrpe", "glrpe")},
+    **{f"posmlp_t.form_{name}": (TINY, {"encoding": f"ggqpe(form='{name}_released')"}) for name in ("alpha", "gamma")},
     "posmlp_t.groups_4_8_16_32": (TINY, {"groups": (4, 8, 16, 32)}),
-    "posmlp_t.window_28": (TINY, {"windows": (28, 14, 14, 7)}),
-    "posmlp_t.window_7": (TINY, {"windows": (7, 14, 14, 7)}),
+    **{f"posmlp_t.window_{side}": (TINY, {"windows": (side, 14, 14, 7)}) for side in (28, 7)},
     "posmlp_t.no_bias": (TINY, {"encoding": "ggqpe(bias=False)"}),
     "posmlp_t.ape": (TINY, {"encoding": "learnable+ggqpe"}),
     "posmlp_t.nonsplit": (TINY, {"combine": "nonsplit"}),
@@ -53,19 +46,10 @@ ROWS = {
 #: layers.
 MORE = {"posmlp_t.no_bias": -COUNTS["posmlp_t.no_bias"]["parameters_never_used"], "gmlp_s": 4 * 196}
 #: Multiply-adds printed in the paper, in G: Tables 2, 3, 5 and 10.
-PRINTED = {
-    "posmlp_t": ("5.2", "5.21"),
-    "posmlp_s": ("8.7",),
-    "posmlp_b": ("18.6",),
-    "posmlp_t.sgu": ("5.10",),
-    "posmlp_t.window_28": ("5.95",),
-    "posmlp_t.window_7": ("5.01",),
-    "posmlp_t.sgu_linear_linear": ("5.10",),
-    "posmlp_t.sgu_conv_linear": ("5.27",),
-    "posmlp_t.sgu_linear_conv": ("4.93",),
-    "gmlp_s": ("4.42",),
-    "gmlp_s.ggqpe": ("4.45",),
-}
+PRINTED = {"posmlp_t": ("5.2", "5.21"), "posmlp_s": ("8.7",), "posmlp_b": ("18.6",), "posmlp_t.sgu": ("5.10",)}
+PRINTED |= {"posmlp_t.window_28": ("5.95",), "posmlp_t.window_7": ("5.01",), "posmlp_t.sgu_linear_linear": ("5.10",)}
+PRINTED |= {"posmlp_t.sgu_conv_linear": ("5.27",), "posmlp_t.sgu_linear_conv": ("4.93",), "gmlp_s": ("4.42",)}
+PRINTED |= {"gmlp_s.ggqpe": ("4.45",)}
 rows = pytest.mark.parametrize("row", ROWS)
 
 
@@ -130,30 +114,6 @@ def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row
         assert abs(reported - float(printed)) < (0.05 if len(printed.partition(".")[2]) == 1 else 0.02)
 
 
-@pytest.mark.parametrize(("encoding", "extra"), [("sgu", 0), ("glrpe", 1), ("ggqpe", 5)])
-def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
-    """Omega = 3/2 gamma d^2 N + 1/2 gamma d N^2, and s N^2 (a look-up, no product) or 5 s N^2 for the weights."""
-    d, gamma, s, n = 16, 3, 4, 25
-    sizes = {"img_size": 40, "patch_size": 8, "embed_dim": d, "mlp_ratio": gamma, "groups": s, "num_classes": 0}
-    with without_memory():
-        shallow, deep = (
-            graticule.create_model(GMLP, encoding=encoding, num_blocks=blocks, gate_norm=False, **sizes).eval()
-            for blocks in (1, 2)
-        )
-    products = []
-    for model in (shallow, deep):
-        with FlopCounterMode(display=False) as counter:
-            model(torch.zeros(1, 3, 40, 40, device="meta"))
-        products.append(counter.get_total_flops() // 2 + of_logits(model))
-    forms = 8 * s if encoding == "ggqpe" else 0  # Gamma Gamma^T, which the appendix leaves out
-    looked_up = s * n**2 if encoding == "glrpe" else 0
-    omega = 3 * gamma * d * d * n // 2 + gamma * d * n * n // 2 + extra * s * n**2
-    assert products[1] - products[0] == omega + forms - looked_up
-
-
-# Names and layout
-
-
 def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
     tensors = load_file(GOLDEN / "posmlp_pyramid.safetensors")
     weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
@@ -166,7 +126,7 @@ def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
     for load in (load_checkpoint, transfer):
         model = graticule.create_model(TINY, **build)
         load(model, path)
-        torch.testing.assert_close(model.double().eval()(images), tensors["output"], rtol=0, atol=1e-9)
+        assert_same(model.double().eval()(images), tensors["output"], 1e-9)
     with torch.no_grad():
         for name, value in published_state_dict(model.float()).items():
             assert torch.equal(value, weights[name])
@@ -182,20 +142,6 @@ def test_released_names_and_layout_round_trip(encoding, combine):
     assert not [name for name in state if name.startswith(("blocks.", "downsamples.", "position."))]
     other.load_state_dict(state, strict=True)
     assert holds(other, model.state_dict())
-
-
-def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
-    sizes = {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "groups": (2, 4), "mlp_ratios": (2, 2)}
-    small, large = (
-        graticule.create_model(TINY, encoding="glrpe", windows=windows, **sizes) for windows in ((4, 4), (8, 4))
-    )
-    state = published_state_dict(draw(small))
-    large.load_state_dict(state, strict=True)
-    small.set_input_size(windows=(8, 4))
-    assert holds(large, small.state_dict())
-
-
-# Initial values
 
 
 def drawn_encodings(name, **kwargs):
@@ -236,9 +182,6 @@ def test_tables_are_drawn_with_the_std_that_the_released_code_means():
     assert all(isinstance(encoding, LearnableMixing) for encoding, _ in drawn)
     tables = torch.cat([encoding.relative_position_table.detach().flatten() for encoding, _ in drawn])
     assert float(tables.std()) == pytest.approx(0.02, rel=0.05)
-
-
-# Weight decay
 
 
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe_m", "glrpe", "ggqpe"])

@@ -76,7 +76,6 @@ def create(name, **arguments):
 
 
 def start_of_timm(name, arguments):
-    """Return the start of a model of timm under our names."""
     torch.manual_seed(0)
     reference = timm.create_model(name, **arguments)
     ours = create(OURS.get(name, name), **arguments)

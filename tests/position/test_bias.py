@@ -53,7 +53,6 @@ def queries():
 
 
 def values(bias, queries):
-    """Return a bias of any form for each sample, (B, heads, N, N)."""
     return Bias.of(bias).table(queries).expand(len(queries), -1, -1, -1)
 
 
@@ -67,6 +66,12 @@ def test_the_sum_of_any_two_forms_is_the_sum_of_their_tables(queries):
         for two in forms().values():
             merged = LayerPosition(bias=form).merge(LayerPosition(bias=two)).bias
             torch.testing.assert_close(values(merged, queries), values(form, queries) + values(two, queries))
+
+
+def test_two_in_factors_stay_in_factors():
+    factors = forms()["factors"]
+    both = LayerPosition(bias=factors).merge(LayerPosition(bias=factors)).bias
+    assert isinstance(both, LowRank) and both.rank == 2 * factors.rank
 
 
 def test_tokens_without_a_position_get_no_bias(queries):

@@ -12,18 +12,16 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
 from graticule.testing.places import DIM, HEADS, build_random, check_layers
-from in_turn import in_turn
-from tiny import laws_of_places
+from in_turn import in_turn, refusals
+from tiny import assert_same, laws_of_places
 
 BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
 #: A crop of whole patches, and its tokens in the whole image.
 CROP = Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
 TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
-CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops]
 
 
 def chosen(position, tokens, count=WHOLE.tokens):
-    """Select the position of some of the tokens."""
     return position.take(Subset(tokens, count))
 
 
@@ -32,8 +30,8 @@ def test_positional_attention_is_over_the_patches_of_the_crop():
     part, full = position(CROP)[0].positional, position(WHOLE)[0].positional
     patches = TOKENS[1:]
     seen = full.weights[:, patches][:, :, patches]
-    torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
-    torch.testing.assert_close(part.gate, full.gate[:, TOKENS], rtol=0, atol=1e-12)
+    assert_same(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), 1e-12)
+    assert_same(part.gate, full.gate[:, TOKENS], 1e-12)
 
 
 @in_turn(
@@ -54,13 +52,13 @@ def test_a_crop_between_patches_is_evaluated_there():
     rate = 10_000 ** (-torch.arange(18, dtype=torch.float64) / 18)
     for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
         expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
-        torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
+        assert_same(row, expected, 1e-12)
 
 
 def test_patches_of_twice_the_size_are_twice_as_far_apart():
     large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert large.coordinates()[0].tolist() == [0.5, 0.5]
-    torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, prefix=1).offsets(), rtol=0, atol=1e-12)
+    assert_same(large.offsets(), 2 * Grid(3, 4, prefix=1).offsets(), 1e-12)
     rope = build_random(BUILT, "rope")
     every_second = Grid(3, 4, prefix=1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
@@ -76,7 +74,7 @@ def test_a_quadratic_table_is_interpolated_exactly_between_patches():
     grid = Grid(3, 4, crop=Crop((8, 9), (2.3, 1.75, 3, 4.4)))
     y, x = grid.coordinates().unbind(-1)
     expected = (y * y - 3 * y * x + 2 * x)[:, None].expand(-1, DIM)
-    torch.testing.assert_close(position(grid)[0].added_to_stream, expected, rtol=0, atol=1e-12)
+    assert_same(position(grid)[0].added_to_stream, expected, 1e-12)
 
 
 def test_a_bias_table_is_interpolated_between_displacements():
@@ -88,14 +86,7 @@ def test_a_bias_table_is_interpolated_between_displacements():
     grid = Grid(3, 4, crop=Crop((6, 8), (1, 1, 4.5, 6)))  # patches of 1.5
     dy, dx = grid.offsets().unbind(-1)
     assert dy.max() == 3.0
-    torch.testing.assert_close(position(grid)[0].bias[0], dy**2 + dx, rtol=0, atol=1e-12)
-
-
-def test_half_the_sides_halve_a_crop():
-    grid = Grid(4, 6, crop=Crop((8, 12), (2, 4, 4, 6)))
-    _, half = grid.pyramid(2, prefix=1)
-    assert half == Grid(2, 3, prefix=1, crop=Crop((4, 6), (1, 2, 2, 3)))
-    assert half.coordinates().tolist() == [[1, 2], [1, 3], [1, 4], [2, 2], [2, 3], [2, 4]]
+    assert_same(position(grid)[0].bias[0], dy**2 + dx, 1e-12)
 
 
 def test_a_crop_of_pixels_is_divided_by_the_patch():
@@ -109,11 +100,8 @@ def model():
 
 def vit(encoding, **kwargs):
     torch.manual_seed(0)
-    sizes = {"embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5, "patch_size": 8}
-    model = graticule.create_model(
-        "vit_tiny_patch16_224", img_size=(32, 40), encoding=encoding, **{**sizes, **kwargs}
-    ).double()
-    return model.eval()
+    sizes = {"img_size": (32, 40), "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5, "patch_size": 8}
+    return graticule.create_model("vit_tiny_patch16_224", encoding=encoding, **{**sizes, **kwargs}).double().eval()
 
 
 IMAGES = torch.randn(2, 3, 24, 32, dtype=torch.float64)
@@ -127,16 +115,16 @@ def test_a_model_computes_a_crop_with_the_position_of_that_part(model):
     layers = [(block, layer, (Grid(3, 4, prefix=1),)) for block, layer in zip(model.blocks, positions, strict=True)]
     *_, tokens = model.run_blocks(tokens, layers)
     expected = model.forward_head(model.norm(tokens))
-    torch.testing.assert_close(model(IMAGES, crop=crop), expected, rtol=0, atol=1e-12)
+    assert_same(model(IMAGES, crop=crop), expected, 1e-12)
     assert not torch.allclose(model(IMAGES), expected, atol=1e-6)
     _, features = model.forward_intermediates(IMAGES, crop=crop)
-    torch.testing.assert_close(features[-1].flatten(2).mT, tokens[:, 1:], rtol=0, atol=1e-12)
+    assert_same(features[-1].flatten(2).mT, tokens[:, 1:], 1e-12)
 
 
 @torch.no_grad()
 def test_a_crop_of_the_whole_image_is_the_image(model):
     crop = Crop((3, 4), (0, 0, 3, 4))
-    torch.testing.assert_close(model(IMAGES, crop=crop), model(IMAGES), rtol=0, atol=1e-12)
+    assert_same(model(IMAGES, crop=crop), model(IMAGES), 1e-12)
 
 
 @torch.no_grad()
@@ -154,7 +142,7 @@ def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encodin
         ]
         *_, last = model.run_blocks(tokens[:, index], layers)
         outputs.append(model.forward_head(model.norm(last)))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
+    assert_same(outputs[1], outputs[0], 1e-12)
 
 
 @pytest.mark.slow
@@ -162,24 +150,15 @@ def test_a_model_with_crops_compiles_as_one_graph():
     model = vit("learnable + rope", depth=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for crop in (Crop((6, 8), (2, 3, 3, 4)), Crop((6, 8), (1, 2, 3, 4)), Crop((6, 8), (0.5, 0.25, 3, 6))):
-        torch.testing.assert_close(compiled(IMAGES, crop=crop), model(IMAGES, crop=crop), rtol=0, atol=1e-12)
+        assert_same(compiled(IMAGES, crop=crop), model(IMAGES, crop=crop), 1e-12)
 
 
 def test_a_pyramid_takes_a_crop():
-    torch.manual_seed(0)
-    pvt = graticule.create_model(
-        "pvt_tiny",
-        img_size=64,
-        num_classes=5,
-        encoding="sinusoidal_2d",
-        embed_dims=(8, 8, 16, 16),
-        depths=(1,) * 4,
-        num_heads=(1, 1, 1, 1),
-    ).eval()
+    sizes = {"img_size": 64, "num_classes": 5, "embed_dims": (8, 8, 16, 16), "depths": (1,) * 4, "num_heads": (1,) * 4}
+    pvt = graticule.create_model("pvt_tiny", encoding="sinusoidal_2d", **sizes).eval()
     image = torch.randn(1, 3, 64, 64)
     outputs = pvt(image, crop=Crop((32, 32), (16, 8, 16, 16)))
-    assert outputs.shape == (1, 5)
-    assert not torch.allclose(outputs, pvt(image))
+    assert outputs.shape == (1, 5) and not torch.allclose(outputs, pvt(image))
 
 
 def test_what_cannot_encode_a_crop_says_so():
@@ -191,9 +170,8 @@ def test_what_cannot_encode_a_crop_says_so():
             continue
         with pytest.raises(ValueError, match=f"`crop` must be left out with {encoding}|with B"):
             vit(encoding, patch_size=8)(IMAGES, crop=crop)
-    gmlp = graticule.create_model(
-        "gmlp_s16_224", img_size=(24, 32), patch_size=8, embed_dim=8, num_blocks=1, num_classes=2
-    ).double()
+    sizes = {"img_size": (24, 32), "patch_size": 8, "embed_dim": 8, "num_blocks": 1, "num_classes": 2}
+    gmlp = graticule.create_model("gmlp_s16_224", **sizes).double()
     for model, images, part, message in [
         (gmlp, IMAGES, crop, "`crop` must be left out"),
         (vit("relative_bias", joining="lape"), IMAGES, crop, "`crop` must be left out with NormalizedBias"),
@@ -205,19 +183,14 @@ def test_what_cannot_encode_a_crop_says_so():
             model(images, crop=part)
 
 
-def test_a_crop_that_is_not_within_the_whole_image_is_refused():
-    for image_size, box, message in [
-        ((4, 4), (0, 0, 5, 4), "`box` must be"),
-        ((4, 4), (-1, 0, 2, 2), "`box` must be"),
-        ((4, 4), (0, 0, 0, 2), "`box` must be"),
-        ((4, 4), (0, 0, float("nan"), 2), "`box` must be"),
-        ((4, 4), (0, 0, 2), "`box` must have a start and a size for each axis"),
-        ((0, 4), (0, 0, 1, 1), "`shape` must be at least 1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Crop(image_size, box)
-    with pytest.raises(TypeError, match="`shape` must be a whole number"):
-        Crop((4.5, 4), (0, 0, 1, 1))
+test_a_crop_that_is_not_within_the_whole_image_is_refused = refusals(
+    *((((4, 4), box), "`box` must be") for box in ((0, 0, 5, 4), (-1, 0, 2, 2), (0, 0, 0, 2), (0, 0, float("nan"), 2))),
+    (((4, 4), (0, 0, 2)), "`box` must have a start and a size for each axis"),
+    (((0, 4), (0, 0, 1, 1)), "`shape` must be at least 1"),
+    (((4.5, 4), (0, 0, 1, 1)), "`shape` must be a whole number"),
+    call=lambda arguments: Crop(*arguments),
+    error=(ValueError, TypeError),
+)
 
 
 def test_the_example_of_the_docs_runs():

@@ -10,21 +10,20 @@ from timm.layers import resample_abs_pos_embed
 from graticule import Crop, Grid
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.position.windows import Windows
-from in_turn import in_turn
+from in_turn import in_turn, refusals
+from tiny import assert_same
 
 
 def test_distances_are_euclidean():
-    distances = Grid(2, 3).distances()
-    assert distances.shape == (6, 6)
-    torch.testing.assert_close(distances[0], torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5]))
+    expected = torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5])
+    torch.testing.assert_close(Grid(2, 3).distances()[0], expected)
 
 
 def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
     grid = Grid(8, 12).with_windows([(4, 6), (4, 5), (2, 3)])
     stages = grid.pyramid(3, prefix=1)
     assert [stage.within for stage in stages] == [Grid(4, 6), Grid(4, 5), Grid(2, 3)]
-    assert [len(stage.windows) for stage in stages] == [3, 2, 1]
-    assert [stage.tokens for stage in stages] == [96, 24, 7]
+    assert [len(stage.windows) for stage in stages] == [3, 2, 1] and [stage.tokens for stage in stages] == [96, 24, 7]
     assert all(stage.within is stage for stage in Grid(8, 12, prefix=1).pyramid(3))
 
 
@@ -44,13 +43,13 @@ def test_grids_of_the_same_tokens_are_equal_whatever_their_windows_are():
     assert grid.resize(table, grid.in_windows([2])) is table
 
 
-def test_split_cuts_prefix_tokens_from_patches():
-    grid = Grid(2, 3, prefix=2)
-    tokens = torch.randn(4, 8, 5)
+def test_prefix_tokens_come_first_and_get_rows_of_zeros_and_no_bias_as_queries_nor_as_keys():
+    grid, tokens, bias = Grid(2, 3, prefix=2), torch.randn(4, 8, 5), torch.randn(3, 6, 6)
     prefix, patches = grid.split(tokens)
-    assert prefix.shape == (4, 2, 5)
-    assert patches.shape == (4, 6, 5)
-    assert torch.equal(torch.cat([prefix, patches], 1), tokens)
+    assert torch.equal(prefix, tokens[:, :2]) and torch.equal(patches, tokens[:, 2:])
+    assert torch.equal(grid.with_prefix_rows(tokens[0, :6]), torch.cat([torch.zeros(2, 5), tokens[0, :6]]))
+    full = grid.with_prefix_bias(bias)
+    assert torch.equal(full[:, 2:, 2:], bias) and not full[:, :2].any() and not full[:, :, :2].any()
 
 
 def test_a_map_has_every_patch_at_its_coordinates():
@@ -62,37 +61,16 @@ def test_a_map_has_every_patch_at_its_coordinates():
         assert torch.equal(features[:, :, y, x], tokens[:, 1 + index])
 
 
-def test_prefix_rows_are_zero_and_come_first():
-    table = torch.randn(6, 5)
-    full = Grid(2, 3, prefix=2).with_prefix_rows(table)
-    assert torch.equal(full, torch.cat([torch.zeros(2, 5), table]))
-
-
-def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
-    bias = torch.randn(3, 6, 6)
-    full = Grid(2, 3, prefix=2).with_prefix_bias(bias)
-    assert full.shape == (3, 8, 8)
-    assert torch.equal(full[:, 2:, 2:], bias)
-    assert not full[:, :2].any()
-    assert not full[:, :, :2].any()
-
-
 def test_the_grid_of_an_image_is_its_size_in_patches():
     assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, prefix=1)
 
 
-@in_turn(
-    ("image", "side", "below", "above"),
-    [((30, 32), "height 30", 24, 32), ((32, 33), "width 33", 32, 40), ((0, 32), "height 0", 8, 8)],
+test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes = refusals(
+    ((30, 32), "`img_size`.*height 30 with a patch of 8.* 24 and 32"),
+    ((32, 33), "`img_size`.*width 33 with a patch of 8.* 32 and 40"),
+    ((0, 32), "`img_size`.*height 0 with a patch of 8.* 8"),
+    call=lambda image: Grid.of_image(image, (8, 8)),
 )
-def test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes(image, side, below, above):
-    with pytest.raises(ValueError, match="`img_size`") as error:
-        Grid.of_image(image, (8, 8))
-    message = str(error.value)
-    assert side in message
-    assert "patch of 8" in message
-    assert str(below) in message
-    assert str(above) in message
 
 
 def _rounding(table):
@@ -108,7 +86,7 @@ def test_resizing_is_timms_resampling_and_keeps_prefix_rows(old, new, prefix):
     ours = grid.resize(table, Grid(*new, prefix=prefix))
     reference = resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=prefix)[0]
     assert ours.shape == (new[0] * new[1] + prefix, 12) and torch.equal(ours[:prefix], table[:prefix])
-    torch.testing.assert_close(ours, reference, rtol=0, atol=_rounding(table))
+    assert_same(ours, reference, _rounding(table))
 
 
 def test_the_gradient_of_a_resized_table_reaches_every_row():
@@ -118,28 +96,24 @@ def test_the_gradient_of_a_resized_table_reaches_every_row():
 
 
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
-    assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
-    assert Grid(2, 3).alike(16) == Grid(4, 4)
-    assert [Grid(2, 3).alike(patches) for patches in (0, -1, 15)] == [None] * 3
-    assert Grid(1, 7).alike(49) == Grid(7, 7) and Grid(1, 7).alike(7) == Grid(1, 7)  # an image of one row
+    assert Grid(2, 3, prefix=1).infer_grid(6) == Grid(2, 3) and Grid(2, 3).infer_grid(16) == Grid(4, 4)
+    assert [Grid(2, 3).infer_grid(patches) for patches in (0, -1, 15)] == [None] * 3
+    assert Grid(1, 7).infer_grid(49) == Grid(7, 7) and Grid(1, 7).infer_grid(7) == Grid(1, 7)  # an image of one row
     text = Grid(8)
-    assert [text.alike(patches) for patches in (8, 16, 5)] == [Grid(8), Grid(16), Grid(5)]
-    assert text.alike(16, (1, 16)) == Grid(16) and Grid(1).alike(16) == Grid(16) and text.alike(0) is None
-    assert Grid(2, 3, 4).alike(27) == Grid(3, 3, 3) and Grid(2, 3, 4).alike(24) == Grid(2, 3, 4)
-    assert Grid(2, 3, 4).alike(30, (2, 3, 5)) == Grid(2, 3, 5) and Grid(2, 3, 4).alike(30) is None
+    assert [text.infer_grid(patches) for patches in (8, 16, 5)] == [Grid(8), Grid(16), Grid(5)]
+    assert (
+        text.infer_grid(16, (1, 16)) == Grid(16) and Grid(1).infer_grid(16) == Grid(16) and text.infer_grid(0) is None
+    )
+    assert Grid(2, 3, 4).infer_grid(27) == Grid(3, 3, 3) and Grid(2, 3, 4).infer_grid(24) == Grid(2, 3, 4)
+    assert Grid(2, 3, 4).infer_grid(30, (2, 3, 5)) == Grid(2, 3, 5) and Grid(2, 3, 4).infer_grid(30) is None
 
 
 @in_turn(
     ("shape", "window", "shift"),
     [
-        ((8, 12), (4, 4), (0, 0)),
-        ((8, 12), (4, 4), (2, 2)),
-        ((7, 11), (4, 4), (0, 0)),
-        ((7, 11), (4, 5), (2, 2)),
-        ((9, 5), (4, 5), (2, 0)),
-        ((4, 2), (2, 2), (1, 1)),
-        ((3, 3), (3, 3), (1, 1)),
-        ((5, 9), (5, 3), (0, 1)),
+        *((shape, (4, 4), (0, 0)) for shape in ((8, 12), (7, 11))),
+        *(((8, 12), (4, 4), (2, 2)), ((7, 11), (4, 5), (2, 2)), ((9, 5), (4, 5), (2, 0))),
+        *(((4, 2), (2, 2), (1, 1)), ((3, 3), (3, 3), (1, 1)), ((5, 9), (5, 3), (0, 1))),
     ],
 )
 def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
@@ -166,9 +140,6 @@ def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape,
     expected = (cut[:, None] == cut[None]).all(-1)
     assert torch.equal(actual.flatten()[:, None] == actual.flatten()[None], expected)
     assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))
-
-
-# Any number of axes: texts, videos and volumes
 
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (2, 3, 1, 2)]
@@ -204,8 +175,7 @@ def test_maps_halves_and_windows_have_all_axes():
     assert grid.to_map(tokens).shape == (3, 5, 2, 4, 6)
     assert torch.equal(grid.from_map(grid.to_map(tokens)), tokens[:, 1:])
     assert torch.equal(Grid(2, 3).from_map(Grid(2, 3).to_map(tokens[:, :6])), tokens[:, :6])
-    assert grid.pyramid(2)[1] == Grid(1, 2, 3, prefix=1)
-    assert grid.in_windows([3]).within == Grid(2, 3, 3)
+    assert grid.pyramid(2)[1] == Grid(1, 2, 3, prefix=1) and grid.in_windows([3]).within == Grid(2, 3, 3)
     with pytest.raises(ValueError, match="multiples of 4, to be halved 2 times, got 2 x 4 x 6"):
         grid.pyramid(3)
 
@@ -215,16 +185,16 @@ def test_resampling_is_separable_so_that_an_axis_that_does_not_change_is_a_batch
     resample = build_resampler(name)
     table = torch.randn(7, 3, 4, dtype=torch.float64)
     video = resample(table[None], (7, 5, 6))[0]
-    torch.testing.assert_close(video, resample(table, (5, 6)), rtol=0, atol=1e-12)
+    assert_same(video, resample(table, (5, 6)), 1e-12)
     text = resample(table.flatten(0, 1), (9,))
-    torch.testing.assert_close(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], rtol=0, atol=1e-12)
+    assert_same(text, resample(table.flatten(0, 1)[:, None], (1, 9))[:, 0], 1e-12)
 
 
 def test_resizing_commutes_with_permuting_the_axes():
     table = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     resized = Grid(2, 3, 4).resize(table.flatten(0, 2), Grid(4, 2, 6)).unflatten(0, (4, 2, 6))
     other = Grid(4, 2, 3).resize(table.permute(2, 0, 1, 3).flatten(0, 2), Grid(6, 4, 2)).unflatten(0, (6, 4, 2))
-    torch.testing.assert_close(other, resized.permute(2, 0, 1, 3), rtol=0, atol=1e-12)
+    assert_same(other, resized.permute(2, 0, 1, 3), 1e-12)
 
 
 def test_a_crop_of_a_video_is_the_part_of_its_table():
@@ -257,28 +227,22 @@ def test_spacing_is_the_unit_of_coordinates_and_offsets_and_not_of_order():
     assert torch.equal(crop.coordinates(), (plain.coordinates() + torch.tensor([1, 2, 3])) * unit)
 
 
-@in_turn(
-    ("build", "message"),
-    [
-        (lambda: Grid(), "`shape` must have at least one axis"),
-        (lambda: Grid(2, 0, 3), "`shape` must be at least 1, got 0"),
-        (lambda: Grid(2, 3, prefix=-1), "`prefix` must be at least 0, got -1"),
-        (lambda: Grid(2, 3, spacing=(1, 0)), "`spacing` must be a positive number for each of 2 axes"),
-        (lambda: Grid(2, 3, spacing=(1, 2, 3)), "`spacing` must be a positive number for each of 2 axes"),
-        (lambda: Grid(2, 3, spacing=(1, float("nan"))), "`spacing` must be a positive number"),
-        (lambda: Grid(2, 3, crop=Crop((4, 4, 4), (0, 0, 0, 1, 2, 3))), "`crop` must have 2 axes, .* got 3"),
-        (lambda: Crop((4, 4, 4), (0, 0, 1, 1)), "`box` must have a start and a size for each axis"),
-        (lambda: Grid.of_image((8, 32, 32), (16, 16)), "`patch_size` must have 3 axes"),
-        (lambda: Grid.of_image((9, 32, 32), (2, 16, 16)), "`img_size` must be .* got depth 9 with a patch of 2"),
-        (lambda: Grid.of_image((8, 4), (8, 8)), "`img_size` must be a positive multiple"),
-        (lambda: Grid(4, 4).resize(torch.zeros(16, 2), Grid(2, 4, 4)), "`new` must have 2 axes"),
-        (
-            lambda: Grid(4, 4, prefix=1).resize(torch.zeros(17, 3), Grid(3, 5, prefix=2)),
-            r"`new` must have as many prefix tokens as the table \(1\), got 2",
-        ),
-        (lambda: Grid(2, 4, 4).resize(torch.zeros(32, 2), Grid(4, 4)), "`new` must have 3 axes"),
-    ],
+test_invalid_grids_are_refused = refusals(
+    (lambda: Grid(), "`shape` must have at least one axis"),
+    (lambda: Grid(2, 0, 3), "`shape` must be at least 1, got 0"),
+    (lambda: Grid(2, 3, prefix=-1), "`prefix` must be at least 0, got -1"),
+    (lambda: Grid(2, 3, spacing=(1, 0)), "`spacing` must be a positive number for each of 2 axes"),
+    (lambda: Grid(2, 3, spacing=(1, 2, 3)), "`spacing` must be a positive number for each of 2 axes"),
+    (lambda: Grid(2, 3, spacing=(1, float("nan"))), "`spacing` must be a positive number"),
+    (lambda: Grid(2, 3, crop=Crop((4, 4, 4), (0, 0, 0, 1, 2, 3))), "`crop` must have 2 axes, .* got 3"),
+    (lambda: Crop((4, 4, 4), (0, 0, 1, 1)), "`box` must have a start and a size for each axis"),
+    (lambda: Grid.of_image((8, 32, 32), (16, 16)), "`patch_size` must have 3 axes"),
+    (lambda: Grid.of_image((9, 32, 32), (2, 16, 16)), "`img_size` must be .* got depth 9 with a patch of 2"),
+    (lambda: Grid.of_image((8, 4), (8, 8)), "`img_size` must be a positive multiple"),
+    (lambda: Grid(4, 4).resize(torch.zeros(16, 2), Grid(2, 4, 4)), "`new` must have 2 axes"),
+    (
+        lambda: Grid(4, 4, prefix=1).resize(torch.zeros(17, 3), Grid(3, 5, prefix=2)),
+        r"`new` must have as many prefix tokens as the table \(1\), got 2",
+    ),
+    (lambda: Grid(2, 4, 4).resize(torch.zeros(32, 2), Grid(4, 4)), "`new` must have 3 axes"),
 )
-def test_invalid_grids_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()

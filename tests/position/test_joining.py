@@ -1,5 +1,6 @@
-"""The position of each layer for each joining, and replacements of LaPE's norm."""
+"""The position of each layer for each joining: LaPE's norms and their replacements, DETR's and TUPE's."""
 
+import math
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from timm.models._manipulate import group_with_matcher
 
+import graticule
 from graticule import Grid, LayerPosition, build_position
 from graticule.position.bias import Bias
 from graticule.position.joining import (
@@ -16,18 +18,20 @@ from graticule.position.joining import (
     Default,
     Lape,
     LapeSharing,
+    QueriesKeys,
     Shared,
     TableScale,
+    Tupe,
     Unshared,
     build_joining,
 )
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
-from in_turn import in_turn
-from tiny import PAIRS, draw_double, spec, tiny
+from in_turn import in_turn, refusals
+from tiny import PAIRS, assert_same, draw, draw_double, spec, tiny
 
-DEPTH, TOKENS, DIM = 4, 7, 6
+DEPTH, HEADS, TOKENS, DIM = 4, 3, 7, 12
 
 
 @pytest.fixture
@@ -35,18 +39,8 @@ def table():
     return torch.randn(TOKENS, DIM, dtype=torch.float64)
 
 
-def norm(x, module=None):
-    """Compute LayerNorm by hand, with the scale and the shift of `module`."""
-    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
-    return x if module is None else x * module.weight + module.bias
-
-
-def test_default_gives_the_table_to_the_residual_stream_once(table):
-    assert Default(DEPTH)(table) == [LayerPosition(added_to_stream=table), *[LayerPosition()] * 3]
-
-
-def test_shared_gives_the_same_table_to_every_layer(table):
-    assert Shared(DEPTH)(table) == [LayerPosition(added_to_stream=table)] * 4
+def norm(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
 
 
 def test_concatenation_adds_the_projected_table_once(table):
@@ -54,36 +48,16 @@ def test_concatenation_adds_the_projected_table_once(table):
     joining = draw_double(Concatenation(DIM, DEPTH))
     first, *others = joining(table)
     projected = torch.einsum("nd,ed->ne", table, joining.projection)
-    torch.testing.assert_close(first.added_to_stream, projected, rtol=0, atol=1e-12)
+    assert_same(first.added_to_stream, projected, 1e-12)
     assert others == [LayerPosition()] * 3
 
 
-def test_unshared_gives_each_layer_a_table_of_its_own(table):
-    joining = Unshared(DEPTH)
-    assert joining.tables == DEPTH
+def test_the_stream_gets_one_table_once_or_in_every_layer_or_that_of_the_layer(table):
+    added = LayerPosition(added_to_stream=table)
+    assert Default(DEPTH)(table) == [added, *[LayerPosition()] * 3] and Shared(DEPTH)(table) == [added] * 4
     tables = [table + layer for layer in range(DEPTH)]
-    assert joining(*tables) == [LayerPosition(added_to_stream=single) for single in tables]
-
-
-def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
-    joining = draw_double(LapeSharing(DIM, DEPTH))
-    positions = joining(table)
-    assert len(positions) == DEPTH
-    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
-        assert position.after_norm.shape == (TOKENS, DIM)
-        torch.testing.assert_close(position.after_norm, norm(table, norm_of_layer), rtol=0, atol=1e-12)
-        assert position == LayerPosition(after_norm=position.after_norm)
-
-
-def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
-    joining = draw_double(Lape(DIM, DEPTH))
-    positions = joining(table)
-    assert len(positions) == DEPTH
-    expected = table
-    for position, norm_of_layer in zip(positions, joining.norms, strict=True):
-        expected = norm(expected, norm_of_layer)
-        torch.testing.assert_close(position.after_norm, expected, rtol=0, atol=1e-11)
-        assert position == LayerPosition(after_norm=position.after_norm)
+    assert Unshared(DEPTH).tables == DEPTH
+    assert Unshared(DEPTH)(*tables) == [LayerPosition(added_to_stream=single) for single in tables]
 
 
 @in_turn("name", JOININGS)
@@ -109,7 +83,7 @@ def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(nam
     tables = [table + wanted for wanted in range(some.tables)]
     actual, expected = some(*tables), alone(*tables)
     for layer, wanted in zip(sorted(layers), expected, strict=True):
-        torch.testing.assert_close(actual[layer], wanted, rtol=0, atol=0)
+        assert_same(actual[layer], wanted, 0)
     assert all(actual[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
     assert some.layers == len(layers)
 
@@ -120,7 +94,7 @@ PARTS = [
     (encoding, joining)
     for encoding, joining in PAIRS
     if ENCODINGS[encoding].layered
-    and (joining, ENCODINGS[encoding].joined)
+    and (joining, ENCODINGS[encoding].joinable_as)
     not in (("lape", "table"), ("default", "table"), ("concatenation", "table"))
 ]
 
@@ -129,11 +103,9 @@ PARTS = [
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
     full, part = (
         build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))
-        .double()
-        .eval()
         for options in ({}, {"layers": SOME})
     )
-    draw_double(full)
+    draw_double(full), part.double().eval()
     values = full.state_dict()
     for name, value in part.state_dict().items():  # the part of every parameter for the joined layers
         (axis,) = [axis for axis, side in enumerate(value.shape) if side != values[name].shape[axis]] or [None]
@@ -145,7 +117,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
             assert a == LayerPosition()
             continue
         value, other = ((*x._replace(bias=None if x.bias is None else Bias.of(x.bias).table(queries)),) for x in (a, b))
-        torch.testing.assert_close(value, other, rtol=0, atol=1e-12)
+        assert_same(value, other, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -181,28 +153,25 @@ FORMULAS = {
 }
 
 
-@in_turn("name", DECOMPOSITIONS)
-def test_a_decomposition_is_its_formula(name, table):
-    module = draw_double(DECOMPOSITIONS[name](DIM))
-    parameters = [*module.parameters(), None, None]
-    torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
+@in_turn("kind", [Lape, LapeSharing])
+@in_turn("name", [None, *DECOMPOSITIONS])
+def test_layer_l_of_lape_gets_all_norms_up_to_its_own_and_of_its_first_version_its_own_alone(kind, name, table):
+    options = {} if name is None else {"decomposition": name}
+    joining, w = draw_double(kind(DIM, DEPTH, **options)), table
+    positions = joining(table)
+    for position, module in zip(positions, joining.norms, strict=True):
+        parameters = [*module.parameters(), None, None][:2]
+        w = FORMULAS[name or "layer_norm"](w if kind is Lape else table, *parameters)
+        assert_same(position.after_norm, w)
+        assert position == LayerPosition(after_norm=position.after_norm)
+    assert len(positions) == DEPTH
 
 
 @in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
     start = DECOMPOSITIONS[name](DIM).double()(table)
     expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
-    torch.testing.assert_close(start, expected, rtol=0, atol=1e-12)
-
-
-@in_turn("kind", [Lape, LapeSharing])
-@in_turn("name", DECOMPOSITIONS)
-def test_a_decomposition_replaces_every_norm(kind, name, table):
-    joining = draw_double(kind(DIM, DEPTH, decomposition=name))
-    w = table
-    for position, norm in zip(joining(table), joining.norms, strict=True):
-        w = norm(w if kind is Lape else table)
-        assert torch.equal(position.after_norm, w)
+    assert_same(start, expected, 1e-12)
 
 
 def test_scale_keeps_the_dtype(table):
@@ -218,8 +187,7 @@ def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
     for merged in (first.merge(other), other.merge(first)):
         assert torch.equal(merged.added_to_stream, table)
         torch.testing.assert_close(merged.after_norm, 3 * table)
-        assert torch.equal(merged.bias, bias)
-        assert merged.rotary is rotary
+        assert torch.equal(merged.bias, bias) and merged.rotary is rotary
     assert LayerPosition().merge(LayerPosition()) == LayerPosition()
 
 
@@ -258,3 +226,72 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
 def test_what_acts_on_all_tokens_has_no_part(field):
     with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
         LayerPosition(**{field: torch.zeros(1)}).part(0, 1)
+
+
+def tupe(**options):
+    return draw(Tupe(DIM, DEPTH, HEADS, **options)).double()
+
+
+def test_queries_keys_gives_every_layer_the_same_table():
+    table = torch.randn(7, DIM)
+    assert QueriesKeys(DEPTH)(table) == [LayerPosition(queries_keys=table)] * DEPTH
+    some = QueriesKeys(DEPTH, (1, 3))(table)
+    assert [position.queries_keys is table for position in some] == [False, True, False, True]
+
+
+def test_the_table_reaches_queries_and_keys_and_not_values():
+    attention = graticule.layers.Attention(DIM, HEADS).double()
+    x, table = torch.randn(2, 7, DIM, dtype=torch.float64), torch.randn(7, DIM, dtype=torch.float64)
+    q, k, v, _ = attention._project(x, LayerPosition(queries_keys=table))
+    (whole_q, whole_k, _, _), (_, _, plain_v, _) = (attention._project(y, LayerPosition()) for y in (x + table, x))
+    for actual, expected in ((q, whole_q), (k, whole_k), (v, plain_v)):
+        assert_same(actual, expected, 1e-12)
+
+
+def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_keys():
+    attention = graticule.layers.Attention(DIM, HEADS).double()
+    x, table, a, b, c = (torch.randn(7, DIM, dtype=torch.float64) for _ in range(5))
+    both = LayerPosition(queries_keys=table, inputs=lambda x: (x + a, x + b, x + c))
+    position = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
+    for actual, expected in zip(attention._project(x[None], both), attention._project(x[None], position), strict=True):
+        assert_same(actual, expected, 1e-12)
+
+
+def tupe_by_hand(joining, table, query, prefix):
+    """Return TUPE's logits of a query with every key, without the content, one number at a time."""
+    d, bias = DIM // HEADS, torch.zeros(HEADS, len(table), dtype=torch.float64)
+    for head in range(HEADS):
+        rows = slice(head * d, (head + 1) * d)
+        for key in range(len(table)):
+            if query < prefix:
+                bias[head, key] = joining.theta[head, 0]
+            elif key < prefix:
+                bias[head, key] = joining.theta[head, 1]
+            else:
+                left, right = joining.queries.weight[rows] @ table[query], joining.keys.weight[rows] @ table[key]
+                bias[head, key] = (left * right).sum() / math.sqrt(2 * d)
+    return bias
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
+    joining, table = tupe(prefix=prefix), torch.randn(prefix + 6, DIM, dtype=torch.float64)
+    positions = joining(table)
+    assert len(positions) == DEPTH and all(position is positions[0] for position in positions)  # shared by the layers
+    for query in range(len(table)):
+        expected = tupe_by_hand(joining, table, query, prefix)
+        assert_same(positions[0].bias[:, query], expected, 1e-12)
+    assert_same(positions[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), 1e-7)
+
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
+SAM = {"img_size": 64, "embed_dim": 16, "depth": 3, "num_heads": 2, "window_size": 2, "global_layers": (1,)}
+test_tupe_without_a_table_and_in_windows_is_refused = refusals(
+    ({"name": "vit_nano_patch4_28", "encoding": "rope"}, "`joining` must be 'default'"),
+    (
+        {"name": "swin_tiny_patch4_window7_224", **SWIN},
+        "`joining` must not be 'tupe' where tokens attend within windows",
+    ),
+    ({"name": "samvit_base_patch16_224", **SAM}, "`joining` must not be 'tupe' where tokens attend within windows"),
+    call=lambda kwargs: graticule.create_model(**{"encoding": "learnable", "joining": "tupe", **kwargs}),
+)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import distributed, nn
 
 import graticule
-from graticule.position.position import ENCODINGS
-from tiny import SIZE, SMALL, build, draw, tiny
+from tiny import SIZE, draw, tiny
 
 
 def difference(make, real, images, how):
@@ -30,22 +29,6 @@ def difference(make, real, images, how):
 def on_meta(make, *arguments):
     with torch.device("meta"):
         return make(*arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", SMALL)
-def test_every_encoding_of_a_family_is_the_same(family):
-    """In a plain backbone the contract checks it for every encoding; this is the product of families and encodings."""
-    for encoding in (None, *ENCODINGS):
-        try:
-            model = draw(build(family, encoding)).eval()
-        except ValueError:
-            continue  # the family does not take it
-        images = torch.randn(1, model.in_chans, *model.img_size)
-        for how in ("to_empty", "assign"):
-            assert difference(lambda _, encoding=encoding: on_meta(build, family, encoding), model, images, how) == 0, (
-                encoding
-            )
 
 
 def attached(encoding, joining="default"):
@@ -96,7 +79,6 @@ def test_a_changed_model_is_the_same(case, how):
 
 @pytest.fixture
 def process():
-    """Form a group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

@@ -1,6 +1,9 @@
-"""Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
+"""Functions of the tokens that layers get: their insert positions, merging, stages; and a new field in one line."""
 
+import importlib.util
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +13,17 @@ from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, Co
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
+from graticule.external.backbone_view import PatchIndices
+from graticule.position import layer as fields
+from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
-from graticule.position.position import CombinedPosition
+from graticule.position.position import CombinedPosition, Position, check_fields
 from in_turn import in_turn
-from tiny import draw_double
+from tiny import assert_same, draw_double
 
 GRID = Grid(3, 5, prefix=1)
-DIM, HEADS = 6, 3
+DIM = 6
+assert_near = partial(assert_same, atol=1e-12)
 FIELDS = ("added_to_stream", "after_norm", "bias", "rotary", "map_before", "inputs", "map_after")
 
 
@@ -29,15 +36,7 @@ def peg(**kwargs):
 
 
 def fields_of(position):
-    """Return the fields of a layer's position, by name."""
     return [field for field in FIELDS if getattr(position, field) is not None]
-
-
-def assert_near(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
-# LayerPosition: its effect on the residual stream, and sums of two
 
 
 def test_a_table_is_added_before_a_function_acts_and_what_acts_after_a_layer_does_not_act_before_it():
@@ -68,9 +67,6 @@ def test_inputs_and_rotation_are_given_once(field):
     with pytest.raises(ValueError, match=f"`{field}` must be given by one encoding at most, got two"):
         position.merge(position)
     assert getattr(position.merge(LayerPosition(added_to_stream=tokens()[0])), field) is torch.square
-
-
-# BetweenBlocks and BeforeProjections: insert positions
 
 
 @in_turn("place", range(-1, 4))
@@ -109,9 +105,6 @@ def test_places_are_from_before_the_first_layer_to_the_last_that_has_a_meaning(k
         kind({}, depth=3)
 
 
-# CombinedPosition
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_names(order):
     module, table = peg(), draw_double(Learnable(GRID, DIM))
@@ -129,31 +122,9 @@ def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are
         CombinedPosition(at[1:])(GRID)
 
 
-# Grid.pyramid and PyramidPosition
-
-
-def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
-    assert Grid(8, 12).pyramid(3, prefix=2) == [Grid(8, 12), Grid(4, 6), Grid(2, 3, prefix=2)]
-    assert Grid(8, 12).pyramid(3) == [Grid(8, 12), Grid(4, 6), Grid(2, 3)]
-    assert Grid(3, 5).pyramid(1, prefix=1) == [Grid(3, 5, prefix=1)]
-
-
-@in_turn("shape", [(8, 10), (10, 8), (6, 6)])
-def test_a_grid_that_cannot_be_halved_often_enough_is_refused(shape):
-    with pytest.raises(ValueError, match=f"multiples of 4, to be halved 2 times, got {shape[0]} x {shape[1]}"):
-        Grid(*shape).pyramid(3)
-    assert len(Grid(*shape).pyramid(2)) == 2
-
-
 def pyramid(encoding="peg", prefix=1, **kwargs):
-    return PyramidPosition(
-        partial(build_position, encoding=encoding, **kwargs),
-        Grid(4, 8),
-        dims=(4, 8, 12),
-        depths=(2, 1, 3),
-        num_heads=(1, 2, 3),
-        prefix=prefix,
-    ).double()
+    sizes = {"dims": (4, 8, 12), "depths": (2, 1, 3), "num_heads": (1, 2, 3), "prefix": prefix}
+    return PyramidPosition(partial(build_position, encoding=encoding, **kwargs), Grid(4, 8), **sizes).double()
 
 
 def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
@@ -202,8 +173,7 @@ def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
 )
 def test_the_published_names_of_all_parameters(position, names):
     built = position()
-    assert built.published_names() == names
-    assert set(names.values()) == {name for name, _ in built.named_parameters()}
+    assert built.published_names() == names and set(names.values()) == {name for name, _ in built.named_parameters()}
 
 
 def test_published_names_of_a_pyramid_are_those_of_published_models_alone():
@@ -227,11 +197,51 @@ def test_a_stage_fits_its_own_tables():
     assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
 
 
-# FoldedPosition
+LAST = "    spatial_bias: Annotated[Tensor | None, SPATIAL] = None\n"
 
 
-def build(encoding, grid=GRID, **kwargs):
-    return draw_double(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
+@pytest.fixture
+def toy(monkeypatch):
+    """Return `LayerPosition` with a field more, `toy`, which is one line of its file."""
+    spec = importlib.util.spec_from_loader("toy_layer", None)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "toy_layer", module)
+    source = Path(fields.__file__).read_text()
+    assert source.count(LAST) == 1
+    exec(source.replace(LAST, LAST + LAST.replace("spatial_bias", "toy").replace("SPATIAL", "SCALE")), module.__dict__)
+    assert (*fields.OF_PAIRS, "toy") == module.OF_PAIRS
+    return module.LayerPosition
 
 
-# Sensitivity of models with a PEG
+class OfRows(Position):
+    """Gives one layer the field `toy`."""
+
+    def __init__(self, kind, grid):
+        super().__init__()
+        self.kind, self.table = kind, torch.nn.Parameter(torch.rand(grid.tokens))
+
+    def forward(self, grid):
+        return [self.kind(toy=2 * self.table)]
+
+    def set_grid(self, grid):
+        pass
+
+
+def test_a_new_field_is_one_line(toy):
+    grid, index = Grid(2, 4), torch.tensor([3, 2, 1, 0, 7, 6, 5, 4])
+    rows = torch.rand(3, grid.tokens)
+    position = toy(toy=rows)
+    assert torch.equal(position.part(2, 5).toy, rows[:, 2:5])
+    assert torch.equal(position.with_prefix(2).toy, torch.cat([torch.ones(3, 2), rows], 1))
+    assert torch.equal(position.merge(position).toy, rows * rows) and position.merge(toy()).toy is rows
+    assert torch.equal(position.take(PatchIndices(index, grid)).toy, rows[:, index])
+    with pytest.raises(ValueError, match="gives layer 0 `toy`"):
+        check_fields([position], {"added_to_stream"}, set(), "Family")
+
+
+def test_a_new_field_is_folded(toy):
+    grid = Grid(2, 3)
+    position = OfRows(toy, grid)
+    folded = FoldedPosition(position, grid).eval()
+    assert [name for name, _ in folded.named_buffers()] == ["layer0_toy"]
+    assert torch.equal(folded(grid)[0].toy, 2 * position.table)

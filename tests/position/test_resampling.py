@@ -15,7 +15,8 @@ from torch.export import export
 import graticule
 from graticule.position.resampling import RESAMPLERS, Bicubic, CropResampler, Geometric, Resampler, build_resampler
 from graticule.testing.methods import check_resampler
-from in_turn import in_turn
+from in_turn import in_turn, refusals
+from tiny import assert_same
 
 #: Every mode of `interpolate` as a resampler, with its arguments there.
 MODES = {
@@ -72,7 +73,7 @@ def test_a_crop_of_a_square_table_is_naflex(new):
     map_ = image(7, 7)
     longer = max(new)
     expected = F.interpolate(map_[None], size=(longer, longer), mode="bicubic", antialias=True)[0]
-    torch.testing.assert_close(CropResampler()(map_, new), expected[:, : new[0], : new[1]], rtol=0, atol=1e-12)
+    assert_same(CropResampler()(map_, new), expected[:, : new[0], : new[1]], 1e-12)
 
 
 def test_a_crop_keeps_the_aspect_ratio_of_a_table_that_is_not_square():
@@ -104,7 +105,7 @@ def test_geometric_is_beits(old, new):
     at = np.arange(-reach, reach + 1.0)
     inside = np.clip(at, knots[0], knots[-1])
     expected = np.stack([RectBivariateSpline(knots, knots, channel, s=0)(inside, inside) for channel in map_.numpy()])
-    torch.testing.assert_close(Geometric()(map_, (new, new)), torch.from_numpy(expected), rtol=0, atol=1e-9)
+    assert_same(Geometric()(map_, (new, new)), torch.from_numpy(expected), 1e-9)
 
 
 @in_turn("name", TABLES)
@@ -117,7 +118,7 @@ def test_rows_sum_to_one_the_same_size_is_the_identity_and_the_text_builds_it_ag
             torch.testing.assert_close(matrix.sum(1), ones, rtol=0, atol=1e-12, msg=f"{name}: {old} -> {new}")
         if old == new and "offset" not in name:
             for matrix in resampler.matrices(old, new):
-                torch.testing.assert_close(matrix, torch.eye(len(matrix), dtype=torch.float64), rtol=0, atol=1e-12)
+                assert_same(matrix, torch.eye(len(matrix), dtype=torch.float64), 1e-12)
     map_ = image(*old)
     assert resampler(map_, old) is map_
     again = build_resampler(str(resampler), TABLES[name])
@@ -133,7 +134,7 @@ def test_a_flipped_table_gives_the_flipped_result(name):
     if "antialias=True, align_corners=True" in name:
         assert not torch.allclose(resampler(map_.flip(-1, -2), new), expected)  # PyTorch's is not symmetric
     else:
-        torch.testing.assert_close(resampler(map_.flip(-1, -2), new), expected, rtol=0, atol=1e-12)
+        assert_same(resampler(map_.flip(-1, -2), new), expected, 1e-12)
 
 
 @in_turn("name", TABLES)
@@ -144,7 +145,7 @@ def test_it_is_differentiable_and_keeps_the_dtype(name):
     for dtype in (torch.bfloat16, torch.float32):
         resized = resampler(image(*old).to(dtype), new)
         assert resized.dtype == dtype
-        torch.testing.assert_close(resized.double(), resampler(image(*old), new), rtol=0, atol=0.05)
+        assert_same(resized.double(), resampler(image(*old), new), 0.05)
 
 
 class _Resized(nn.Module):
@@ -166,7 +167,7 @@ def test_it_is_exported_as_matrix_products(name):
     used = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
     assert any("matmul" in target for target in used)
     assert not [target for target in used if "upsample" in target or "interpolate" in target or "pool" in target]
-    torch.testing.assert_close(exported.module()(map_), module(map_), rtol=0, atol=1e-12)
+    assert_same(exported.module()(map_), module(map_), 1e-12)
 
 
 @pytest.mark.parametrize("kind", sorted(set(TABLES.values())))
@@ -175,29 +176,26 @@ def test_it_is_compiled_as_one_graph(kind):
     old, new = TINY[kind]
     module, map_ = _Resized(build_resampler(name, kind), new), image(*old)
     compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=False)
-    torch.testing.assert_close(compiled(map_), module(map_), rtol=0, atol=1e-12)
+    assert_same(compiled(map_), module(map_), 1e-12)
 
 
-def test_what_is_wrong_is_named():
-    wrong = {
-        "bicubik": "`resampler` must be one of bicubic, .*did you mean 'bicubic'",
-        "bicubic(a=1)": "`resampler` bicubic must not have the option 'a'",
-        "bicubic(antialias=1)": "`antialias` of resampler bicubic must be a valid boolean",
-        "bicubic(offset=-1.0)": "`offset` must be at least 0",
-        "bilinear(offset=0.1, align_corners=True)": "`offset` must be 0 with `align_corners`",
-        "crop(mode='area')": "`mode` of resampler crop",
-        "bicubic + area": "`resampler` must be one resampler",
-        "geometric": "`resampler` must be one for tables of positions, bicubic, bilinear, area",
-    }
-    for name, why in wrong.items():
-        with pytest.raises(ValueError, match=why):
-            build_resampler(name)
-    with pytest.raises(ValueError, match="`resampler` must be one for tables of displacements"):
-        build_resampler("crop", "displacements")
-    with pytest.raises(ValueError, match="`table` must have odd sides"):
-        Geometric().weights(4, 7)
-    with pytest.raises(TypeError, match="must be a subclass of Resampler"):
-        graticule.register_resampler("mine")(dict)
+test_what_is_wrong_is_named = refusals(
+    (("bicubik",), "`resampler` must be one of bicubic, .*did you mean 'bicubic'"),
+    (("bicubic(a=1)",), "`resampler` bicubic must not have the option 'a'"),
+    (("bicubic(antialias=1)",), "`antialias` of resampler bicubic must be a valid boolean"),
+    (("bicubic(offset=-1.0)",), "`offset` must be at least 0"),
+    (("bilinear(offset=0.1, align_corners=True)",), "`offset` must be 0 with `align_corners`"),
+    (("crop(mode='area')",), "`mode` of resampler crop"),
+    (("bicubic + area",), "`resampler` must be one resampler"),
+    (("geometric",), "`resampler` must be one for tables of positions, bicubic, bilinear, area"),
+    (("crop", "displacements"), "`resampler` must be one for tables of displacements"),
+    call=lambda arguments: build_resampler(*arguments),
+)
+test_even_sides_and_other_classes_are_refused = refusals(
+    (lambda: Geometric().weights(4, 7), "`table` must have odd sides"),
+    (lambda: graticule.register_resampler("mine")(dict), "must be a subclass of Resampler"),
+    error=(ValueError, TypeError),
+)
 
 
 def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypatch):

@@ -8,6 +8,7 @@ from graticule import Grid
 from graticule.layers.attention import Attention
 from graticule.position.layer import LayerPosition
 from graticule.position.tokens import Subset
+from tiny import assert_same
 
 GRID, HEADS, DIM = Grid(3, 4, prefix=1), 3, 12
 N, F64 = GRID.tokens, torch.float64
@@ -35,7 +36,7 @@ def test_attention_of_a_subset_is_that_of_all_tokens_without_the_others(encoding
         hidden = torch.full((HEADS, N, N), -1e300, dtype=F64)
         hidden[:, :, rows] = 0
         expected = attention(x[sample : sample + 1], full.merge(LayerPosition(bias=hidden)))[0, rows]
-        torch.testing.assert_close(actual[sample], expected, rtol=0, atol=1e-10)
+        assert_same(actual[sample], expected, 1e-10)
         weights = torch.randn_like(expected)
         outputs, other = (
             torch.autograd.grad((y * weights).sum(), [x, *position.parameters()], retain_graph=True, allow_unused=True)
@@ -44,7 +45,7 @@ def test_attention_of_a_subset_is_that_of_all_tokens_without_the_others(encoding
         for output, wanted in zip(outputs, other, strict=True):
             assert (output is None) == (wanted is None)
             if output is not None:
-                torch.testing.assert_close(output, wanted, rtol=0, atol=1e-9)
+                assert_same(output, wanted, 1e-9)
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)

@@ -1,4 +1,4 @@
-"""Arguments have their annotated type, and are in the range of their name."""
+"""Arguments have their annotated type, within its limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -24,6 +24,7 @@ from graticule.encodings.sinusoidal import Sinusoidal2d
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
 from graticule.registry.checks import Checked, check, checked
+from graticule.registry.fields import Channels, Depth
 from graticule.system import memory
 from in_turn import in_turn
 from tiny import images, tiny
@@ -80,7 +81,7 @@ def test_a_long_value_is_shown_in_a_line():
 
 def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
     @checked
-    def build(depth: int, *, share: float = 0.5, **others: int) -> int:
+    def build(depth: Depth, *, share: float = 0.5, **others: int) -> int:
         """Build."""
         return depth
 
@@ -93,11 +94,11 @@ def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
 
 def test_constructors_of_a_class_and_its_subclasses_check_their_arguments():
     class Deep(Checked):
-        def __init__(self, depth: int) -> None:
+        def __init__(self, depth: Depth) -> None:
             self.depth = depth
 
     class Wide(Deep):
-        def __init__(self, dim: int, depth: int = 1) -> None:
+        def __init__(self, dim: Channels, depth: int = 1) -> None:
             super().__init__(depth)
 
     class Same(Wide):

@@ -428,7 +428,7 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
         assert name != "distance", "a law"
 
     for kind in ("encoding", "joining", "resampler", "backbone"):
-        monkeypatch.setattr(f"graticule.lab.commands.check.check_{kind}", law)
+        monkeypatch.setattr(f"graticule.testing.methods.check_{kind}", law)
     for kind in ("training", "task"):
         monkeypatch.setattr(f"graticule.lab.testing.check_{kind}", law)
     code, out, _ = run_command(capsys, "check", my_methods.__file__)

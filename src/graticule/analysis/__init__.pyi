@@ -1,6 +1,7 @@
 from .attention import attention_maps as attention_maps
 from .audit import Audit as Audit
 from .audit import audit as audit
+from .audit import time_in_turns as time_in_turns
 from .certificate import DebiasCertificate as DebiasCertificate
 from .certificate import certify as certify
 from .correlation import NormCoefficients as NormCoefficients
@@ -18,6 +19,7 @@ from .mixing import mixing_parts as mixing_parts
 from .mixing import save_mixing as save_mixing
 from .position_maps import BiasMaps as BiasMaps
 from .position_maps import bias_maps as bias_maps
+from .position_maps import position_maps as position_maps
 from .position_maps import rotary_similarity as rotary_similarity
 from .probe import PositionSums as PositionSums
 from .probe import Probe as Probe
@@ -25,6 +27,7 @@ from .probe import pooled_features as pooled_features
 from .probe import probe_classes as probe_classes
 from .share import PositionShare as PositionShare
 from .share import position_share as position_share
+from .share import proportion_estimate as proportion_estimate
 from .similarity import Correlations as Correlations
 from .similarity import cosine_similarity as cosine_similarity
 from .similarity import reach as reach

@@ -14,6 +14,7 @@ from graticule.external.attention_map import AttentionMap
 from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.registry.checks import checked
+from graticule.registry.fields import LayerIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def _numbers(maps: Sequence[AttentionMap]) -> Array:
 
 @checked
 def attention_maps(
-    model: nn.Module, images: Tensor, layers: Sequence[int] | None = None, *, without_position: bool = False
+    model: nn.Module, images: Tensor, layers: Sequence[LayerIndex] | None = None, *, without_position: bool = False
 ) -> list[AttentionMap]:
     """Compute the attention weights of chosen layers of `model` on `images`.
 

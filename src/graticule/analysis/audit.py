@@ -29,6 +29,7 @@ from graticule.external.view import Edit, ModelView, Pass, Unavailable, nearest_
 from graticule.position.grid import Grid
 from graticule.position.places import axis_names, by
 from graticule.registry.checks import check, checked
+from graticule.registry.fields import Count
 from graticule.system.tables import PrintedTable, plain
 
 T = TypeVar("T")
@@ -216,7 +217,7 @@ def audit(
     img_size: Size | None = None,
     labels: Tensor | None = None,
     *,
-    batch_size: int = 16,
+    batch_size: Count = 16,
     folds: int = 5,
     timed: bool = True,
     causes: bool = False,
@@ -407,7 +408,7 @@ def _probe_sums(
     sums: list[PositionSums] = []
     for batch in batches:
         try:
-            tokens, grid = view.content(images[batch])
+            tokens, grid = view.patch_embeddings(images[batch])
             content = content or PositionSums(grid, tokens.shape[-1], folds)
             content.add(tokens)
         except Unavailable as error:

@@ -29,6 +29,7 @@ from graticule.external.traced_model import view_of
 from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.registry.fields import Count
 from graticule.system.tables import PrintedTable
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
@@ -135,7 +136,7 @@ class PlaceReader:
 
 @checked
 def certify(
-    debiased: Debiased, images: Tensor, labels: Tensor | None = None, batch_size: int = 16
+    debiased: Debiased, images: Tensor, labels: Tensor | None = None, batch_size: Count = 16
 ) -> DebiasCertificate:
     """Measure what is left of position, and what is lost of content, in the features of a debiased model.
 

@@ -19,6 +19,7 @@ from graticule.external.images import Size, image_channels
 from graticule.external.traced_model import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.registry.fields import Count, LayerIndex, Side
 
 Method = Literal["mean", "rows_columns", "leace", "blank"]
 METHODS: tuple[Method, ...] = ("mean", "rows_columns", "leace", "blank")
@@ -35,11 +36,11 @@ def debias(
     images: Tensor | None = None,
     method: Method = "mean",
     components: int | None = None,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[LayerIndex] | None = None,
     *,
     labels: Tensor | None = None,
-    img_size: tuple[int, int] | None = None,
-    batch_size: int = 16,
+    img_size: tuple[Side, Side] | None = None,
+    batch_size: Count = 16,
 ) -> Debiased:
     """Return a model whose features have position removed; `certificate` says what is left of it, and what is lost.
 

@@ -222,7 +222,9 @@ def _layers(model: nn.Module, img_size: tuple[int, ...] | None, layers: Sequence
         first, encodings = len(every), {}
         for part in mixing:
             fields = part(at)
-            for layer, encoding in zip(part.joined, cast("Iterable[MixingEncoding]", part.encodings), strict=True):
+            for layer, encoding in zip(
+                part.layer_indices, cast("Iterable[MixingEncoding]", part.encodings), strict=True
+            ):
                 if isinstance(fields[layer].mixing, TokenMlp):
                     raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
                 gate = fields[layer].spatial_bias

@@ -32,6 +32,7 @@ from graticule.external.traced_model import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 from graticule.registry.checks import TENSORS, check_tensor, checked
+from graticule.registry.fields import Count
 from graticule.system.tables import PrintedTable
 
 #: The largest number of groups of images that are left out one at a time for the intervals.
@@ -315,7 +316,7 @@ def position_share(
     images: Tensor,
     sizes: Sequence[tuple[int, ...]] | None = None,
     *,
-    batch_size: int = 16,
+    batch_size: Count = 16,
     progress: Callable[..., Any] | None = None,
 ) -> PositionShare:
     """Measure the share of the variance of each layer's tokens, and of the features, that position alone explains.

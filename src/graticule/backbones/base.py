@@ -16,6 +16,7 @@ from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Crop
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked, format_value
+from graticule.registry.fields import Classes, Side
 
 
 class Backbone(StagedModel, HubModel):
@@ -74,7 +75,7 @@ class Backbone(StagedModel, HubModel):
         return self.head
 
     @checked
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+    def reset_classifier(self, num_classes: Classes, global_pool: str | None = None) -> None:
         """Replace the classifier by a new one for `num_classes`; 0 for none."""
         global_pool = self.global_pool if global_pool is None else global_pool
         self.check_pool(global_pool)
@@ -83,7 +84,7 @@ class Backbone(StagedModel, HubModel):
         self.head = self._like_weights(self._classifier())
 
     @checked
-    def set_input_size(self, img_size: int | tuple[int, ...] | None = None) -> None:
+    def set_input_size(self, img_size: Side | tuple[Side, ...] | None = None) -> None:
         """Change the image size that position information is stored for.
 
         Args:
@@ -136,7 +137,7 @@ class Backbone(StagedModel, HubModel):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
         ends = list(accumulate(self.depths if self.stage_lists else [1] * self.depths[0]))
-        take, last = taken(len(ends), indices)
+        take, last = feature_indices(len(ends), indices)
         normed = not self.stage_lists  # True if the final norm applies to all intermediates
         maps: list[Tensor] = []
         prefix: list[Tensor] = []
@@ -164,7 +165,7 @@ class Backbone(StagedModel, HubModel):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
-        take, last = taken(len(self.feature_info), indices)
+        take, last = feature_indices(len(self.feature_info), indices)
         if self.created is not None:  # `create_model` builds the unpruned model
             shorter = last + 1 < len(self.feature_info) or self.created.get("shorter", False)
             self.created = {**self.created, "pruned": True, "shorter": shorter}
@@ -190,7 +191,7 @@ class Backbone(StagedModel, HubModel):
         self.depths = (count,)
 
 
-def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
+def feature_indices(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     """Return the indices of chosen outputs among `count`, and the largest, as timm does."""
     try:
         chosen: tuple[list[int], int] = feature_take_indices(count, indices)

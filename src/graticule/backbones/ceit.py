@@ -21,6 +21,7 @@ from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Ratio, ShareBelowOne, Side, SmallCount
 
 
 class CeitTransformer(VisionTransformer):
@@ -48,8 +49,8 @@ class CeitTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int | tuple[int, int] = 4,
+        img_size: Side | tuple[Side, Side] = 224,
+        patch_size: Side | tuple[Side, Side] = 4,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -105,12 +106,12 @@ class ClassAttentionOfLayers(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
-        mlp_ratio: float,
+        dim: Channels,
+        num_heads: SmallCount,
+        mlp_ratio: Ratio,
         qkv_bias: bool,
-        proj_drop: float,
-        attn_drop: float,
+        proj_drop: ShareBelowOne,
+        attn_drop: ShareBelowOne,
         norm_layer: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
@@ -201,7 +202,9 @@ class ImageToTokens(Tokenizer):
         patch_size: on the map, whose height and width are a quarter of the image's.
     """
 
-    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
+    def __init__(
+        self, img_size: tuple[Side, Side], patch_size: tuple[Side, Side], in_chans: SmallCount, embed_dim: Channels
+    ) -> None:
         super().__init__(img_size, patch_size)
         channels = 64
         self.conv = nn.Conv2d(in_chans, channels, 7, 2, 3, bias=False)

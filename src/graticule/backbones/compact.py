@@ -18,6 +18,7 @@ from graticule.layers.tokenizers import Patches, Tokenizer
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Channels, Depth, LayerIndex, ShareBelowOne, Side, SmallCount
 
 #: Our names, and the names in the authors' code.
 _NAMES = {
@@ -53,14 +54,14 @@ class CompactTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 32,
-        patch_size: int | tuple[int, int] = 4,
+        img_size: Side | tuple[Side, Side] = 32,
+        patch_size: Side | tuple[Side, Side] = 4,
         global_pool: str = "token",
         tokenizer: Literal["patches", "convolutions"] = "patches",
-        conv_layers: int = 1,
+        conv_layers: Depth = 1,
         conv_stride: int | None = None,
         conv_padding: int | None = None,
-        attn_drop_rate: float = 0.1,
+        attn_drop_rate: ShareBelowOne = 0.1,
         **kwargs: Any,
     ) -> None:
         embed: Any = Patches
@@ -154,11 +155,11 @@ class ConvolutionalTokenizer(Tokenizer):
 
     def __init__(
         self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        in_chans: int,
-        embed_dim: int,
-        layers: int = 1,
+        img_size: tuple[Side, Side],
+        patch_size: tuple[Side, Side],
+        in_chans: SmallCount,
+        embed_dim: Channels,
+        layers: LayerIndex = 1,
         stride: int | None = None,
         padding: int | None = None,
     ) -> None:

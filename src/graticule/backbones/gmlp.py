@@ -14,6 +14,7 @@ from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Channels, Depth, Ratio, Side, SmallCount
 
 
 class GMlp(SingleStage):
@@ -40,11 +41,11 @@ class GMlp(SingleStage):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 16,
-        embed_dim: int = 256,
-        num_blocks: int = 30,
-        mlp_ratio: float = 6.0,
-        groups: int = 8,
+        patch_size: Side | tuple[Side, ...] = 16,
+        embed_dim: Channels = 256,
+        num_blocks: Depth = 30,
+        mlp_ratio: Ratio = 6.0,
+        groups: SmallCount = 8,
         stem_norm: bool = False,
         gate_norm: bool | None = None,
         combine: Combine = "gate",

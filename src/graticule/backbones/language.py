@@ -24,6 +24,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import check, checked, is_integer, known_name
+from graticule.registry.fields import Channels, Count, Depth, Positive, Ratio, ShareBelowOne, SmallCount
 from graticule.system.memory import build_within_memory
 
 
@@ -81,19 +82,19 @@ class LanguageModel(TokenModel):
     def __init__(
         self,
         position: PositionBuilder,
-        vocab_size: int,
-        context: int = 256,
-        embed_dim: int = 384,
-        depth: int = 8,
-        num_heads: int = 6,
-        mlp_ratio: float = 4.0,
+        vocab_size: Count,
+        context: Count = 256,
+        embed_dim: Channels = 384,
+        depth: Depth = 8,
+        num_heads: SmallCount = 6,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
         tied: bool = True,
-        embed_scale: float = 1.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        embed_scale: Positive = 1.0,
+        pos_drop_rate: ShareBelowOne = 0.0,
+        proj_drop_rate: ShareBelowOne = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
+        drop_path_rate: ShareBelowOne = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
@@ -269,7 +270,7 @@ def list_language_arguments() -> list[str]:
 
 @checked
 def create_language_model(
-    name: str, vocab_size: int, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
+    name: str, vocab_size: Count, *, encoding: EncodingChoice = None, joining: JoiningChoice = None, **kwargs: Any
 ) -> LanguageModel:
     """Create one of `list_language_models()`.
 

@@ -23,6 +23,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Channels, Depth, Ratio, Side, SmallCount
 
 
 class SingleStage(Pyramid):
@@ -45,7 +46,7 @@ class SingleStage(Pyramid):
         super().set_input_size(img_size)
         self.stem.set_input_size(img_size=self.img_size)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
         """Return nothing for each block: tokens are mixed on the whole grid, without windows."""
         return [()] * self.depths[stage]
 
@@ -154,11 +155,11 @@ class Mixer(SingleStage):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 16,
-        embed_dim: int = 512,
-        num_blocks: int = 8,
-        mlp_ratio: float = 4.0,
-        groups: int = 8,
+        patch_size: Side | tuple[Side, ...] = 16,
+        embed_dim: Channels = 512,
+        num_blocks: Depth = 8,
+        mlp_ratio: Ratio = 4.0,
+        groups: SmallCount = 8,
         layer_scale: float | None = None,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
@@ -211,8 +212,8 @@ class ResMlp(Mixer):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int = 384,
-        num_blocks: int = 12,
+        embed_dim: Channels = 384,
+        num_blocks: Depth = 12,
         layer_scale: float | None = 0.1,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         **kwargs: Any,
@@ -270,9 +271,9 @@ class GfNet(Mixer):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int = 256,
-        num_blocks: int = 12,
-        groups: int | None = None,
+        embed_dim: Channels = 256,
+        num_blocks: Depth = 12,
+        groups: SmallCount | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("layer_scale") is not None:

@@ -19,6 +19,7 @@ from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Bounded, Channels, Depth, Ratio, SmallCount
 
 #: The norm after a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
@@ -75,11 +76,11 @@ class PosMlp(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        embed_dim: int | Sequence[int] = 96,
-        depths: Sequence[int] = (2, 2, 18, 2),
-        windows: Sequence[int] = (14, 14, 14, 7),
-        groups: Sequence[int] = (8, 16, 32, 64),
-        mlp_ratios: Sequence[float] = (4, 4, 4, 2),
+        embed_dim: Channels | Sequence[Channels] = 96,
+        depths: Sequence[Depth] = (2, 2, 18, 2),
+        windows: Sequence[Bounded] = (14, 14, 14, 7),
+        groups: Sequence[SmallCount] = (8, 16, 32, 64),
+        mlp_ratios: Sequence[Ratio] = (4, 4, 4, 2),
         patch_embedding: Literal["conv", "linear"] = "conv",
         stem_norm: ConvNorm = "batch",
         patch_merging: Literal["conv", "dense_conv", "linear"] = "conv",
@@ -180,7 +181,7 @@ class PosMlp(Pyramid):
                     )
         return grid
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks, shifted as `shift` says."""
         if self.shift == "swin":
             return self.alternating_windows(stage, grid)

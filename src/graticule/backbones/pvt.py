@@ -23,6 +23,7 @@ from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
 from graticule.registry.checks import checked
+from graticule.registry.fields import Bounded, Channels, Depth, Ratio, ShareBelowOne, Side, SmallCount
 
 
 class SpatialReductionAttention(nn.Module):
@@ -44,11 +45,11 @@ class SpatialReductionAttention(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
+        dim: Channels,
+        num_heads: SmallCount = 8,
         qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        attn_drop: ShareBelowOne = 0.0,
+        proj_drop: ShareBelowOne = 0.0,
         reduction: int = 1,
     ) -> None:
         super().__init__()
@@ -132,16 +133,16 @@ class PyramidVisionTransformer(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int = 4,
+        patch_size: Side = 4,
         global_pool: str = "token",
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        depths: Sequence[int] = (3, 4, 6, 3),
-        num_heads: Sequence[int] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
-        sr_ratios: Sequence[int] = (8, 4, 2, 1),
+        embed_dims: Sequence[Channels] = (64, 128, 320, 512),
+        depths: Sequence[Depth] = (3, 4, 6, 3),
+        num_heads: Sequence[SmallCount] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
+        sr_ratios: Sequence[Bounded] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         class_token: bool | None = None,
-        attn_drop_rate: float = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
         **kwargs: Any,
@@ -244,11 +245,11 @@ class TwinsSvt(PyramidVisionTransformer):
         self,
         position: PositionBuilder,
         global_pool: str = "avg",
-        embed_dims: Sequence[int] = (64, 128, 256, 512),
-        depths: Sequence[int] = (2, 2, 10, 4),
-        num_heads: Sequence[int] = (2, 4, 8, 16),
-        mlp_ratios: Sequence[float] = (4, 4, 4, 4),
-        window_size: int = 7,
+        embed_dims: Sequence[Channels] = (64, 128, 256, 512),
+        depths: Sequence[Depth] = (2, 2, 10, 4),
+        num_heads: Sequence[SmallCount] = (2, 4, 8, 16),
+        mlp_ratios: Sequence[Ratio] = (4, 4, 4, 4),
+        window_size: Side = 7,
         **kwargs: Any,
     ) -> None:
         if not 2 <= window_size <= 4096:
@@ -268,7 +269,7 @@ class TwinsSvt(PyramidVisionTransformer):
         """Return the constructor of the attention of block `index` of a stage: within windows if it is even."""
         return super().attention_kind(index, reduction) if index % 2 else WindowAttention
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block of a stage, the windows if it is even, and the grid if it is odd."""
         kinds = Windows(grid, Grid(self.window_size, self.window_size)), grid
         return [(kinds[index % 2],) for index in range(self.depths[stage])]

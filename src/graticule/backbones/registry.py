@@ -383,13 +383,13 @@ def create_model(
     if is_path(name):
         is_local = name.startswith((".", "/")) or Path(name).exists()
         source = name if is_local else f"hf:{name.rpartition(':')[2]}"
-        cure = f"graticule.load({source!r}) opens a trained model {'there' if is_local else 'of the hub'}"
+        hint = f"graticule.load({source!r}) opens a trained model {'there' if is_local else 'of the hub'}"
     elif timm.is_model(of_timm := name.removeprefix("timm:")):
         built = f"graticule.convert(timm.create_model({of_timm!r}, pretrained=True))"
-        cure = f"timm has it: {built} makes one of ours, if its class converts"
+        hint = f"timm has it: {built} makes one of ours, if its class converts"
     else:
-        cure = ""
-    name = known_name("name", name.removeprefix(PREFIX), MODELS, cure)
+        hint = ""
+    name = known_name("name", name.removeprefix(PREFIX), MODELS, hint)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
     with quick_hub() if pretrained else nullcontext():

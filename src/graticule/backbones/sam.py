@@ -22,6 +22,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Position, PositionBuilder
 from graticule.position.windows import Windows
+from graticule.registry.fields import Channels, Side
 
 
 class WindowedPosition(Position):
@@ -88,9 +89,9 @@ class SamVisionTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        window_size: int = 14,
+        window_size: Side = 14,
         global_layers: tuple[int, ...] = (2, 5, 8, 11),
-        neck_dim: int | None = 256,
+        neck_dim: Channels | None = 256,
         global_pool: str = "avg",
         **kwargs: Any,
     ) -> None:
@@ -140,7 +141,7 @@ class SamVisionTransformer(VisionTransformer):
         """Return the class of the attention of a layer."""
         return Attention if layer in self.global_layers else WindowAttention
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block, the grid, or its windows."""
         windows = Windows(grid, self.window)
         return [(grid if layer in self.global_layers else windows,) for layer in range(self.depths[0])]

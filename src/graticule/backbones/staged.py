@@ -16,6 +16,7 @@ from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import format_value, sides
+from graticule.registry.fields import Channels, Classes, Depth, ShareBelowOne, Side, SmallCount
 
 
 class StagedModel(TokenModel):
@@ -82,17 +83,17 @@ class StagedModel(TokenModel):
     def __init__(
         self,
         *,
-        patch_size: int | tuple[int, ...],
-        embed_dims: Sequence[int],
-        depths: Sequence[int],
-        img_size: int | tuple[int, ...] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
+        patch_size: Side | tuple[Side, ...],
+        embed_dims: Sequence[Channels],
+        depths: Sequence[Depth],
+        img_size: Side | tuple[Side, ...] = 224,
+        in_chans: SmallCount = 3,
+        num_classes: Classes = 1000,
         global_pool: str = "avg",
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        drop_rate: ShareBelowOne = 0.0,
+        pos_drop_rate: ShareBelowOne = 0.0,
+        proj_drop_rate: ShareBelowOne = 0.0,
+        drop_path_rate: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         if len(embed_dims) != len(depths) or not depths:
@@ -164,7 +165,7 @@ class StagedModel(TokenModel):
         grids = self.position_grids(grid)
         return [at for at, depth in zip(grids, self.depths, strict=True) for _ in range(depth)]
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
         """Return, for each block of a stage, its arguments after tokens and position: the `grid` of the stage."""
         return [(grid,)] * self.depths[stage]
 
@@ -233,7 +234,7 @@ class StagedModel(TokenModel):
             at = grids[stage]
             x = self.embed(x, stage)
             x = x if tokens_kept is None else tokens_kept.of(x)
-            blocks = zip(self.stage_blocks(stage), self.where(stage, at), strict=True)
+            blocks = zip(self.stage_blocks(stage), self.block_arguments(stage, at), strict=True)
             layers = [(block, positions[first + index], where) for index, (block, where) in enumerate(blocks)]
             for tokens in self.run_blocks(x, layers):
                 x = tokens

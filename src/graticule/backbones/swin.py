@@ -19,11 +19,12 @@ from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Depth, Ratio, ShareBelowOne, Side, SmallCount
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]
 #: Size of windows in patches: the side for all stages, or (rows, columns) for each.
-WindowSize = int | tuple[tuple[int, int], ...]
+WindowSize = Side | tuple[tuple[Side, Side], ...]
 
 
 class SwinTransformer(MergingPyramid):
@@ -80,15 +81,15 @@ class SwinTransformer(MergingPyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, int] = 4,
-        embed_dim: int = 96,
-        depths: Sequence[int] = (2, 2, 6, 2),
-        num_heads: Sequence[int] = (3, 6, 12, 24),
+        patch_size: Side | tuple[Side, Side] = 4,
+        embed_dim: Channels = 96,
+        depths: Sequence[Depth] = (2, 2, 6, 2),
+        num_heads: Sequence[SmallCount] = (3, 6, 12, 24),
         window_size: WindowSize = 7,
         shift: Shift = "timm",
-        mlp_ratio: float = 4.0,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
-        attn_drop_rate: float = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
         patch_norm: bool = True,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
@@ -121,7 +122,7 @@ class SwinTransformer(MergingPyramid):
 
     @checked
     def set_input_size(
-        self, img_size: int | tuple[int, ...] | None = None, window_size: WindowSize | None = None
+        self, img_size: Side | tuple[Side, ...] | None = None, window_size: WindowSize | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.
 
@@ -138,7 +139,7 @@ class SwinTransformer(MergingPyramid):
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return _with_windows(super().grid_at(image), self.window_size, len(self.depths), self.shift)
 
-    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+    def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks: every second one shifts them by half, by the rule `shift`."""
         return self.alternating_windows(stage, grid, together=self.shift == "microsoft")
 

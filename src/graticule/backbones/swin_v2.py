@@ -20,6 +20,7 @@ from graticule.checkpoints.read import unusable
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Side
 
 
 class SwinTransformerV2(SwinTransformer):
@@ -58,7 +59,7 @@ class SwinTransformerV2(SwinTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 256,
+        img_size: Side | tuple[Side, Side] = 256,
         window_size: WindowSize = 8,
         mask: float | None = -100.0,
         pretrained_window_sizes: Sequence[int] | tuple[tuple[int, int], ...] | None = None,

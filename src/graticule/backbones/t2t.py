@@ -17,6 +17,7 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.tokenizers import Tokenizer
 from graticule.position.position import PositionBuilder
+from graticule.registry.fields import Channels, Side, SmallCount
 from graticule.system.symbolic import without_autocast
 
 
@@ -41,8 +42,8 @@ class T2tVisionTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        token_dim: int = 64,
+        img_size: Side | tuple[Side, Side] = 224,
+        token_dim: Channels = 64,
         tokens_type: Literal["performer", "transformer"] = "performer",
         **kwargs: Any,
     ) -> None:
@@ -70,11 +71,11 @@ class TokensToToken(Tokenizer):
 
     def __init__(
         self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        in_chans: int,
-        embed_dim: int,
-        token_dim: int = 64,
+        img_size: tuple[Side, Side],
+        patch_size: tuple[Side, Side],
+        in_chans: SmallCount,
+        embed_dim: Channels,
+        token_dim: Channels = 64,
         tokens_type: Literal["performer", "transformer"] = "performer",
     ) -> None:
         super().__init__(img_size, patch_size)

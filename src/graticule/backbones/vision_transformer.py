@@ -34,6 +34,7 @@ from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import Channels, Depth, Positive, Ratio, ShareBelowOne, Side, SmallCount, SmallWhole
 
 
 class VisionTransformer(Backbone):
@@ -93,19 +94,19 @@ class VisionTransformer(Backbone):
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, ...] = 16,
+        patch_size: Side | tuple[Side, ...] = 16,
         global_pool: str = "token",
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        mlp_ratio: float = 4.0,
+        embed_dim: Channels = 768,
+        depth: Depth = 12,
+        num_heads: SmallCount = 12,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
-        attn_drop_rate: float = 0.0,
+        attn_drop_rate: ShareBelowOne = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: str | type[nn.Module] | None = None,
         embed_layer: Callable[..., Patches | Tokenizer] = Patches,
         block_layer: str | Callable[..., nn.Module] = "pre_norm",
-        qk_scale: float | None = None,
+        qk_scale: Positive | None = None,
         init_values: float | tuple[float, float] | None = None,
         qk_norm: bool = False,
         scale_attn_norm: bool = False,
@@ -116,13 +117,13 @@ class VisionTransformer(Backbone):
         pre_norm: bool = False,
         patch_norm: str | Callable[[int], nn.Module] | None = None,
         patch_bias: bool | None = None,
-        patch_frames: int = 1,
-        pool_num_heads: int | None = None,
-        pool_mlp_ratio: float | None = None,
+        patch_frames: Side = 1,
+        pool_num_heads: SmallCount | None = None,
+        pool_mlp_ratio: Ratio | None = None,
         class_token: bool = True,
-        reg_tokens: int = 0,
+        reg_tokens: SmallWhole = 0,
         fc_norm: bool | str | None = None,
-        patch_drop_rate: float = 0.0,
+        patch_drop_rate: ShareBelowOne = 0.0,
         final_norm: bool = True,
         pool_include_prefix: bool = False,
         head_layer: str = "linear",
@@ -246,7 +247,7 @@ class VisionTransformer(Backbone):
 
     @checked
     def set_input_size(
-        self, img_size: int | tuple[int, ...] | None = None, patch_size: int | tuple[int, ...] | None = None
+        self, img_size: Side | tuple[Side, ...] | None = None, patch_size: Side | tuple[Side, ...] | None = None
     ) -> None:
         """Change the image or patch size that position information is stored for.
 

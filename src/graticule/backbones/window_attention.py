@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from graticule.layers.attention import Attention
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
-from graticule.system.symbolic import holds
+from graticule.system.symbolic import is_statically_true
 
 #: The most tokens of a window for which cuDNN's kernel, PyTorch's first choice with a bias, is left out.
 SMALL_WINDOW = 64
@@ -61,7 +61,7 @@ class WindowAttention(Attention):
         mask = self._mask(windows, q.dtype, x.device)
         if bias is None:
             return q, k, v, mask
-        return q, k, v, bias + (mask if holds(bias.shape[0] == 1) else mask.repeat(x.shape[0], 1, 1, 1))
+        return q, k, v, bias + (mask if is_statically_true(bias.shape[0] == 1) else mask.repeat(x.shape[0], 1, 1, 1))
 
     def _mask(self, windows: Windows, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return `masking` for tokens that are not neighbors, (windows, 1, M, M), computed once for all blocks."""
@@ -75,8 +75,8 @@ class WindowAttention(Attention):
     ) -> Tensor:
         if (
             bias is None
-            or holds(bias.shape[0] == 1)
-            or holds(bias.shape[0] == q.shape[0])
+            or is_statically_true(bias.shape[0] == 1)
+            or is_statically_true(bias.shape[0] == q.shape[0])
             or position.value_bias is not None
         ):
             with _kernels(q, bias):
@@ -90,7 +90,7 @@ class WindowAttention(Attention):
         return y.unflatten(1, (windows, heads)).flatten(0, 1)
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
-        if bias is not None and not holds(bias.shape[0] == 1):
+        if bias is not None and not is_statically_true(bias.shape[0] == 1):
             bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         return super()._weights(q, k, bias, position)
 

@@ -133,7 +133,7 @@ def _parameters(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, 
         for name, module in modules.items():
             if isinstance(module, MixingPosition):
                 encodings = cast("Iterable[MixingEncoding]", module.encodings)
-                for index, encoding in zip(module.joined, encodings, strict=True):
+                for index, encoding in zip(module.layer_indices, encodings, strict=True):
                     released = f"levels.{stage}.encoder.{index}." if pyramid else f"blocks.{index}."
                     unit = released + ("gate_unit." if pyramid else "mlp_channels.gate.")
                     block = f"blocks.{stage}.{index}." if pyramid else released

@@ -338,7 +338,7 @@ class Fitting:
         # the first stages of a pyramid have none, even if the model has some
         rowed = [token for token in tokens if not token.startswith("reg_token")]  # registers may have none
         for prefix in (tokens, rowed, prefix_names, []) if prefix_names or not self.model_prefix else ([],):
-            if old := grid.alike(len(rows) - len(prefix), shape):
+            if old := grid.infer_grid(len(rows) - len(prefix), shape):
                 break
         else:
             return None

@@ -15,6 +15,7 @@ from graticule.dense.deformable import DeformableAttention, WindowedAttention, c
 from graticule.dense.features import FeatureReader, register_neck, square_patch
 from graticule.layers.attention import Attention
 from graticule.position.grid import Crop, Grid
+from graticule.registry.fields import Bounded, Ratio, ShareBelowOne, Side, SmallCount
 
 Shapes = list[tuple[int, int]]
 _norm = partial(nn.LayerNorm, eps=1e-6)
@@ -187,15 +188,15 @@ class Adapter(FeatureReader):
     def __init__(
         self,
         backbone: Backbone,
-        groups: int = 4,
+        groups: SmallCount = 4,
         width: int = 64,
-        points: int = 4,
-        heads: int = 6,
-        ratio: float = 1.0,
-        mlp_ratio: float = 0.25,
-        drop_path: float = 0.0,
+        points: SmallCount = 4,
+        heads: Bounded = 6,
+        ratio: Ratio = 1.0,
+        mlp_ratio: Ratio = 0.25,
+        drop_path: ShareBelowOne = 0.0,
         added: Literal["each", "last"] = "each",
-        window: int = 0,
+        window: Side = 0,
         first: int = 0,
     ) -> None:
         super().__init__()
@@ -286,7 +287,7 @@ class Adapter(FeatureReader):
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)
-        x, after, places = backbone.embed(images), [], backbone.where(0, grid)
+        x, after, places = backbone.embed(images), [], backbone.block_arguments(0, grid)
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)

@@ -18,6 +18,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from graticule.backbones.token_model import check_image
 from graticule.dense.features import DenseModel, Features
+from graticule.registry.fields import Classes, LayerIndex, Positive, SmallCount
 from graticule.registry.registry import Registry, options_of
 
 Target = Mapping[str, Tensor]
@@ -55,7 +56,7 @@ class Detector(DenseModel, ABC):
     #: True if it takes and returns masks.
     masks: ClassVar[bool] = False
 
-    def __init__(self, features: Features, num_classes: int, model: Any) -> None:
+    def __init__(self, features: Features, num_classes: Classes, model: Any) -> None:
         super().__init__()
         self.num_classes = num_classes
         model.transform = Batch(features)
@@ -211,8 +212,8 @@ class OneStageDetector(Detector, ABC):
     def __init__(
         self,
         features: Features,
-        num_classes: int,
-        convs: int = 4,
+        num_classes: Classes,
+        convs: LayerIndex = 4,
         score: float = 0.05,
         nms: float = 0.5,
         most: int = 100,
@@ -253,10 +254,10 @@ class RetinaNet(OneStageDetector):
     def __init__(
         self,
         features: Features,
-        num_classes: int,
-        scale: float = 4.0,
-        octave: int = 3,
-        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
+        num_classes: Classes,
+        scale: Positive = 4.0,
+        octave: SmallCount = 3,
+        ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0),
         **others: Any,
     ) -> None:
         if not ratios:
@@ -276,7 +277,7 @@ class Fcos(OneStageDetector):
     Reference: FCOS (Tian et al., 2019).
     """
 
-    def __init__(self, features: Features, num_classes: int, nms: float = 0.6, **others: Any) -> None:
+    def __init__(self, features: Features, num_classes: Classes, nms: float = 0.6, **others: Any) -> None:
         head = FCOSHead(features.out_channels, 1, num_classes)
         anchors = Anchors(features.strides, (1.0,), (1.0,))
         super().__init__(features, num_classes, nms=nms, build=FCOS, head=head, anchors=anchors, **others)

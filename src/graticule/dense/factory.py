@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from graticule.backbones.base import Backbone
@@ -26,19 +27,19 @@ from graticule.hub.config import (
     prepare,
 )
 from graticule.hub.kinds import HUB, TIMM, ModelWords, from_pretrained, register_kind
-from graticule.registry.checks import Range, checked, is_path, known_name
+from graticule.registry.checks import checked, is_path, known_name
 from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
 
 #: Numbers of classes of dense models, whose heads have channels per class and anchor.
-_CLASSES = Range(1, 2**14)
+DenseClasses = Annotated[int, Field(ge=1, le=2**14)]
 
 
 @checked
 def create_detector(
     backbone: str | Backbone,
-    num_classes: int,
+    num_classes: DenseClasses,
     head: str = "retinanet",
     neck: str | None = None,
     *,
@@ -68,7 +69,6 @@ def create_detector(
         >>> type(model).__name__, model.features.strides
         ('RetinaNet', (8, 16, 32, 64, 128))
     """
-    _CLASSES.check("num_classes", num_classes)
     spec = _single("head", HEADS.specs(head))
     kind = HEADS[spec.name]
     built = _backbone(backbone, arguments | given_choices(encoding, joining), tokens=False)
@@ -83,7 +83,7 @@ def create_detector(
 @checked
 def create_segmenter(
     backbone: str | Backbone,
-    num_classes: int,
+    num_classes: DenseClasses,
     decoder: str = "segmenter_mask",
     neck: str | None = None,
     auxiliary: str | None = None,
@@ -116,7 +116,6 @@ def create_segmenter(
         >>> tuple(model(torch.zeros(1, 3, 40, 70)).shape)
         (1, 11, 40, 70)
     """
-    _CLASSES.check("num_classes", num_classes)
     spec = _single("decoder", DECODERS.specs(decoder))
     kind = DECODERS[spec.name]
     built = _backbone(backbone, arguments | given_choices(encoding, joining), kind.tokens)

@@ -19,6 +19,7 @@ from graticule.hub.config import architecture_of, configuration_of, words_of
 from graticule.hub.kinds import HubModel
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked
+from graticule.registry.fields import SmallCount
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -258,7 +259,7 @@ class FeaturePyramid(PyramidNeck):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        channels: int = 256,
+        channels: SmallCount = 256,
         first: int = 0,
         extra: Extra = "none",
         norm: bool = False,
@@ -290,7 +291,12 @@ class SimplePyramid(PyramidNeck):
     """
 
     def __init__(
-        self, inputs: Sequence[int], strides: Sequence[int], channels: int = 256, first: int = 0, extra: Extra = "none"
+        self,
+        inputs: Sequence[int],
+        strides: Sequence[int],
+        channels: SmallCount = 256,
+        first: int = 0,
+        extra: Extra = "none",
     ) -> None:
         super().__init__()
         if len(inputs) > 1 or strides[0] % 4:

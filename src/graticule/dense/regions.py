@@ -17,6 +17,7 @@ from torchvision.ops import MultiScaleRoIAlign, roi_align
 
 from graticule.dense.detector import Anchors, Detector, Target, register_head
 from graticule.dense.features import Features
+from graticule.registry.fields import Classes, LayerIndex, Positive, SmallCount
 
 
 class RegionHeads(RoIHeads):
@@ -179,12 +180,12 @@ class RegionDetector(Detector, ABC):
     def __init__(
         self,
         features: Features,
-        num_classes: int,
-        regions: int = 512,
-        proposals: int = 1000,
-        hidden: int = 1024,
-        scale: float = 8.0,
-        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
+        num_classes: Classes,
+        regions: SmallCount = 512,
+        proposals: SmallCount = 1000,
+        hidden: SmallCount = 1024,
+        scale: Positive = 8.0,
+        ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0),
         score: float = 0.05,
         nms: float = 0.5,
         most: int = 100,
@@ -262,7 +263,7 @@ class MaskRcnn(RegionDetector):
     masks = True
 
     def __init__(
-        self, features: Features, num_classes: int, channels: int = 256, convs: int = 4, **others: Any
+        self, features: Features, num_classes: Classes, channels: SmallCount = 256, convs: LayerIndex = 4, **others: Any
     ) -> None:
         if channels < 1 or convs < 1:
             raise ValueError(f"`channels` and `convs` must be at least 1, got {channels} and {convs}.")

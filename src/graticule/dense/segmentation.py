@@ -18,6 +18,7 @@ from graticule.dense.features import DenseModel, Features
 from graticule.layers.block import Block
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked, checked
+from graticule.registry.fields import Channels, Classes, Depth, Ratio, ShareBelowOne, SmallCount
 from graticule.registry.registry import Registry, options_of
 
 
@@ -86,7 +87,7 @@ class LinearDecoder(Decoder):
     plain_neck = None
     tokens = True
 
-    def __init__(self, inputs: Sequence[int], strides: Sequence[int], num_classes: int) -> None:
+    def __init__(self, inputs: Sequence[int], strides: Sequence[int], num_classes: Classes) -> None:
         super().__init__()
         self.head = nn.Linear(inputs[-1], num_classes)
         init_linear(self.head)
@@ -123,13 +124,13 @@ class MaskTransformer(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        depth: int = 2,
-        dim: int | None = None,
-        num_heads: int | None = None,
-        mlp_ratio: float = 4.0,
-        drop: float = 0.1,
-        drop_path: float = 0.0,
+        num_classes: Classes,
+        depth: Depth = 2,
+        dim: Channels | None = None,
+        num_heads: SmallCount | None = None,
+        mlp_ratio: Ratio = 4.0,
+        drop: ShareBelowOne = 0.1,
+        drop_path: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         dim = inputs[-1] if dim is None else dim
@@ -183,10 +184,10 @@ class UperHead(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        channels: int = 512,
+        num_classes: Classes,
+        channels: SmallCount = 512,
         pools: tuple[int, ...] = (1, 2, 3, 6),
-        drop: float = 0.1,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         *finer, coarsest = inputs
@@ -232,7 +233,12 @@ class SemanticFpn(Decoder):
     neck = "fpn"
 
     def __init__(
-        self, inputs: Sequence[int], strides: Sequence[int], num_classes: int, channels: int = 128, drop: float = 0.1
+        self,
+        inputs: Sequence[int],
+        strides: Sequence[int],
+        num_classes: Classes,
+        channels: SmallCount = 128,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         heads = []
@@ -272,10 +278,10 @@ class FcnHead(Decoder):
         self,
         inputs: Sequence[int],
         strides: Sequence[int],
-        num_classes: int,
-        channels: int = 256,
+        num_classes: Classes,
+        channels: SmallCount = 256,
         level: int = 2,
-        drop: float = 0.1,
+        drop: ShareBelowOne = 0.1,
     ) -> None:
         super().__init__()
         if not 0 <= level < len(inputs):
@@ -307,7 +313,7 @@ class SegmentationModel(DenseModel):
     kind = "segmenter"
 
     def __init__(
-        self, features: Features, decoder: Decoder, num_classes: int, auxiliary: Decoder | None = None
+        self, features: Features, decoder: Decoder, num_classes: Classes, auxiliary: Decoder | None = None
     ) -> None:
         super().__init__()
         self.features = features

@@ -12,9 +12,10 @@ from graticule.encodings.forms.bias import BiasEncoding, PatchBias, squared_dist
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import NotNegative, SmallCount
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
-Slopes = tuple[float, ...] | Literal["learned"] | None
+Slopes = tuple[NotNegative, ...] | Literal["learned"] | None
 
 
 @register_encoding("alibi")
@@ -51,7 +52,9 @@ class Alibi(BiasEncoding):
     crops = True
     initial: Tensor
 
-    def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean", slopes: Slopes = None) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, distance: Distance = "euclidean", slopes: Slopes = None
+    ) -> None:
         super().__init__(grid, num_heads)
         axes = len(grid.shape)
         if distance == "axes" and num_heads < axes:
@@ -137,7 +140,7 @@ class Kerple(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__(grid, num_heads)
         self.kernel = kernel
         self.raw_r1 = nn.Parameter(torch.empty(num_heads))

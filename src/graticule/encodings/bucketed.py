@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
-from graticule.position.places import by, letters
+from graticule.position.places import axis_letters, by
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, SmallCount
 
 
 @register_encoding("bucketed_bias")
@@ -47,7 +48,12 @@ class BucketedBias(BiasEncoding):
     edges: Tensor
 
     def __init__(
-        self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        buckets: Bounded = 32,
+        max_distance: Bounded = 128,
+        causal: bool = False,
     ) -> None:
         super().__init__(grid, num_heads)
         step = 2 if causal else 4
@@ -65,7 +71,7 @@ class BucketedBias(BiasEncoding):
         # the table of an axis with one patch would be one number per head, which a softmax cancels
         self.names = [
             "relative_attention_bias",
-            *(f"relative_attention_bias_{letters(last + 1)[axis]}" for axis in self.axes[:-1][::-1]),
+            *(f"relative_attention_bias_{axis_letters(last + 1)[axis]}" for axis in self.axes[:-1][::-1]),
         ]
         for name in self.names[1:]:
             self.register_parameter(name, nn.Parameter(torch.empty(buckets, num_heads)))

@@ -9,6 +9,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import DECOMPOSITIONS, JOININGS, build_joining, joined_layers
 from graticule.position.position import ENCODINGS, CombinedPosition, Position, StageSpec
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Depth, SmallCount
 from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
 
@@ -32,9 +33,9 @@ def list_decompositions() -> list[str]:
 def build_position(
     grid: Grid,
     *,
-    dim: int,
-    depth: int,
-    num_heads: int,
+    dim: Channels,
+    depth: Depth,
+    num_heads: SmallCount,
     encoding: str | Spec | tuple[Spec, ...] = "learnable",
     joining: str | Spec = "default",
     **within: Any,
@@ -72,12 +73,12 @@ def build_position(
     if _repeat_layers(specs, depth) or ("none" in names and len(names) > 1):
         raise ValueError(f"`encoding` must name each encoding once per layer, and 'none' alone, got {text}.")
     kinds = [ENCODINGS[name] for name in names]
-    tables = [name for name, kind in zip(names, kinds, strict=True) if kind.joined == "table"]
+    tables = [name for name, kind in zip(names, kinds, strict=True) if kind.joinable_as == "table"]
     if len(tables) > 1:
         raise ValueError(f"`encoding` must have one absolute encoding at most, got {' and '.join(tables)}.")
-    joined = "table" if tables else "bias" if any(kind.joined for kind in kinds) else None
-    if joined not in JOININGS[how.name].joins:
-        known = " or ".join(repr(name) for name, kind in JOININGS.items() if joined in kind.joins)
+    joined = "table" if tables else "bias" if any(kind.joinable_as for kind in kinds) else None
+    if joined not in JOININGS[how.name].accepts:
+        known = " or ".join(repr(name) for name, kind in JOININGS.items() if joined in kind.accepts)
         reasons = {"table": "it has a table", "bias": "its bias differs from layer to layer"}
         why = reasons.get(joined or "", "there is nothing to join")
         raise ValueError(f"`joining` must be {known} with encoding {text!r}: {why}, got {how.name!r}.")
@@ -93,13 +94,13 @@ def build_position(
     def build() -> Position:
         parts = []
         for kind, spec in zip(kinds, specs, strict=True):
-            options, its = dict(spec.options), how if kind.joined == joined else others
+            options, its = dict(spec.options), how if kind.joinable_as == joined else others
             if _own_layers(spec) is not None:
                 its = Spec(its.name, {**its.options, "layers": options["layers"]})
             if kind.has_layers():
                 options.pop("layers", None)
             joining_module = build_joining(its, dim, depth, num_heads, grid.prefix)
-            joining_module.check(kind.joined, its.options)
+            joining_module.check(kind.joinable_as, its.options)
             parts.append(kind.position(stage, joining_module, **options))
         position = combine(parts)
         position.axes = grid.ndim

@@ -8,6 +8,7 @@ from torch import Tensor
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import SmallCount
 
 
 @register_encoding("causal")
@@ -29,7 +30,7 @@ class Causal(BiasEncoding):
     exempt = ("one_frame, permutation: the first axis is time, also for an image",)
     like: Tensor
 
-    def __init__(self, grid: Grid, num_heads: int) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount) -> None:
         super().__init__(grid, num_heads)
         self.init_non_persistent_buffers()
 

@@ -15,6 +15,7 @@ from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
 from graticule.position.position import Encoding, Position, StageSpec, register_encoding
+from graticule.registry.fields import Bounded, Channels, LayerIndex
 
 #: Insert positions: the layers after which a module is inserted, one or several.
 Places = int | tuple[int, ...]
@@ -165,10 +166,10 @@ class Peg(Encoding):
 
     def __init__(
         self,
-        dim: int,
-        kernel: int = 3,
+        dim: Channels,
+        kernel: Bounded = 3,
         convolution: Convolution = "depthwise",
-        layers: int = 1,
+        layers: LayerIndex = 1,
         padding: Padding = "zeros",
         bias: bool = True,
         axes: int = 2,
@@ -265,7 +266,9 @@ class ConvolutionalProjection(Encoding):
 
     layered = False
 
-    def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2) -> None:
+    def __init__(
+        self, dim: Channels, kernel: Bounded = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2
+    ) -> None:
         super().__init__()
         if padding == "none":
             raise ValueError("`padding` must keep the grid's size to convolve queries, got 'none'.")

@@ -13,7 +13,7 @@ from graticule.encodings.forms.coordinates import Coordinates, Factor, Noise, li
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
-from graticule.registry.fields import NotNegative
+from graticule.registry.fields import Channels, NotNegative, SmallCount
 from graticule.system.symbolic import as_tensor
 
 
@@ -45,8 +45,8 @@ class CoordinateMlp(ComputedEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        hidden: int = 64,
+        dim: Channels,
+        hidden: SmallCount = 64,
         shift: NotNegative | None = 0.5,
         local_shift: NotNegative | None = 0.5,
         rescale: Factor | None = 1.4,
@@ -108,10 +108,10 @@ class Fourier(ComputedEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        frequencies: int = 64,
-        std: float = 6.0,
-        hidden: int | None = 64,
+        dim: Channels,
+        frequencies: SmallCount = 64,
+        std: NotNegative = 6.0,
+        hidden: SmallCount | None = 64,
         learned: bool = True,
         coordinates: Literal["separate", "max", "patches"] = "separate",
     ) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import BiasFunction
 from graticule.position.grid import Grid
-from graticule.position.places import Axis, letters
+from graticule.position.places import Axis, axis_letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Bounded, SmallCount
 from graticule.system.memory import check_memory
 
 #: The letters of rows and columns in SAM.
@@ -44,20 +45,20 @@ class Decomposed(BiasEncoding):
     resampled = True
     crops = True
     dense = False
-    holds = "displacements"
+    table_kind = "displacements"
 
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         scaled: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:
         super().__init__(grid, num_heads)
         self.resampler = build_resampler(resampler, "displacements")
         self.head_dim, self.scaled = head_dim, scaled
-        self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in letters(len(grid.shape))]
+        self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in axis_letters(len(grid.shape))]
         for name, side in zip(self.names, grid.shape, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(2 * side - 1, head_dim)))
         self.reset_parameters()

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.position.grid import Grid
-from graticule.position.places import Shape, letters
+from graticule.position.places import Shape, axis_letters
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.system.symbolic import holds
+from graticule.registry.fields import Channels, NotNegative
+from graticule.system.symbolic import is_statically_true
 
 
 @register_encoding("factorized")
@@ -40,15 +41,15 @@ class Factorized(ComputedEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        std: float = 0.02,
+        dim: Channels,
+        std: NotNegative = 0.02,
         product: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:
         super().__init__(grid, dim)
         self.std, self.product = std, product
         self.resampler = build_resampler(resampler)
-        self.names = [f"pos_embed_{letter}" for letter in letters(len(grid.shape))]
+        self.names = [f"pos_embed_{letter}" for letter in axis_letters(len(grid.shape))]
         for name, side in zip(self.names, grid.shape, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(1, side, dim)))
         self.reset_parameters()
@@ -87,7 +88,7 @@ class Factorized(ComputedEncoding):
 
     def _axis(self, table: Tensor, axis: int, old: Shape, new: Shape) -> Tensor:
         """Resample the table of an axis, (1, n, D) -> (1, n', D), in float32 at least."""
-        if len(old) == len(new) and all(holds(a == b) for a, b in zip(old, new, strict=True)):
+        if len(old) == len(new) and all(is_statically_true(a == b) for a, b in zip(old, new, strict=True)):
             return table
         wide = torch.promote_types(table.dtype, torch.float32)
         matrix = self.resampler.matrices(old, new, table.device)[axis].to(wide)

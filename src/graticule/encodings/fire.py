@@ -11,6 +11,7 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
+from graticule.registry.fields import SmallCount
 from graticule.system.symbolic import as_tensor
 
 
@@ -52,9 +53,9 @@ class Fire(PatchBias):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
+        num_heads: SmallCount,
         causal: bool = False,
-        hidden: int = 32,
+        hidden: SmallCount = 32,
         form: Literal["distance", "axes"] = "distance",
     ) -> None:
         super().__init__(grid, num_heads)
@@ -76,14 +77,14 @@ class Fire(PatchBias):
             place = grid.coordinates(device)[:, 0].to(wide)
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are masked
             return self._mlp(self._share(distance, place[:, None], reference)[..., None])
-        return grid.of_lags(self._mlp(self.shares(grid)))
+        return grid.expand_offsets(self._mlp(self.shares(grid)))
 
     def shares(self, grid: Grid) -> Tensor:
         """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or axes)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
-        offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
+        offsets = grid.unique_offsets(device).flatten(0, -2).to(wide)  # (displacements, axes)
         image = self.grid if isinstance(grid, Points) else grid
         step = 1 if image.spacing is None else as_tensor(image.spacing, offsets)
         largest = as_tensor(image.extent if grid.extent is None else grid.extent, offsets) - step

@@ -12,6 +12,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import Bicubic
+from graticule.registry.fields import NotNegative, SmallCount
 
 #: As `F.interpolate` resamples in its code, on any number of axes.
 _BICUBIC = Bicubic(antialias=False, align_corners=True)
@@ -37,7 +38,7 @@ class GlobalFilter(MixingEncoding):
     resampled = True
     spectral = True
 
-    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
+    def __init__(self, grid: Grid, groups: SmallCount = 1, std: NotNegative = 0.02) -> None:
         super().__init__(grid, groups)
         self.std = std
         self.complex_weight = nn.Parameter(torch.empty(*_frequencies(grid), groups, 2))

@@ -11,6 +11,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition, PositionalAttention
 from graticule.position.places import lattice
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Positive, SmallCount
 
 
 @register_encoding("gpsa")
@@ -39,7 +40,7 @@ class Gpsa(BiasEncoding):
     crops = True
 
     def __init__(
-        self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0, bias: bool = False
+        self, grid: Grid, num_heads: SmallCount, locality: Positive = 1.0, gate: float = 1.0, bias: bool = False
     ) -> None:
         super().__init__(grid, num_heads)
         self.locality, self.gate = locality, gate

@@ -14,6 +14,7 @@ from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import SmallCount
 
 #: The ways to parametrize the quadratic form (PosMLP, Table 6); `_released` is the authors' code if it differs from the
 #: paper.
@@ -67,7 +68,12 @@ class QuadraticMixing(MixingEncoding):
     """
 
     def __init__(
-        self, grid: Grid, groups: int = 1, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
+        self,
+        grid: Grid,
+        groups: SmallCount = 1,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
     ) -> None:
         super().__init__(grid, groups)
         self.form = form
@@ -121,7 +127,7 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
-        lags = grid.lags(center.device).to(wide)
+        lags = grid.unique_offsets(center.device).to(wide)
         delta = lags.flatten(0, -2).unbind(-1)[::-1]  # (x, y): (displacements,) each
         at = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
@@ -200,11 +206,16 @@ class GqpeBias(PatchBias):
     crops = True
 
     def __init__(
-        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "spread"
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "spread",
     ) -> None:
         super().__init__(grid, num_heads)
         self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
-        return grid.of_lags(logits).mT.contiguous()  # of key minus query
+        return grid.expand_offsets(logits).mT.contiguous()  # of key minus query

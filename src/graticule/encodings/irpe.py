@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
-from graticule.position.places import letters, ravel
+from graticule.position.places import axis_letters, ravel
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, Ratio, SmallCount
 
 #: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]
@@ -70,12 +71,12 @@ class Irpe(BiasEncoding):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         method: Method = "product",
         on: On = "k",
         mode: Literal["contextual", "bias"] = "contextual",
-        ratio: float = 1.9,
+        ratio: Ratio = 1.9,
         shared_heads: bool = True,
     ) -> None:
         super().__init__(grid, num_heads)
@@ -145,7 +146,8 @@ class Irpe(BiasEncoding):
     def _tables(self) -> list[str]:
         """The names of the tables of each axis in its code, which has two of them."""
         return [
-            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}") for letter in letters(len(self.grid.shape))
+            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}")
+            for letter in axis_letters(len(self.grid.shape))
         ]
 
     def _index(self, grid: Grid) -> Tensor:

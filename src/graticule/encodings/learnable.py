@@ -12,6 +12,7 @@ from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import Channels, NotNegative
 
 
 @register_encoding("learnable")
@@ -37,8 +38,8 @@ class Learnable(AbsoluteEncoding):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
-        std: float = 0.02,
+        dim: Channels,
+        std: NotNegative = 0.02,
         resampler: str = "bicubic",
         prefix_rows: bool | Literal["first"] = True,
     ) -> None:

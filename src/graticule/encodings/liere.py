@@ -10,6 +10,7 @@ from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import BlockRotation, Rotation
+from graticule.registry.fields import Bounded, Depth, SmallCount
 from graticule.system.symbolic import without_autocast
 
 
@@ -41,9 +42,9 @@ class LieRe(RotaryEncoding):
     def __init__(
         self,
         grid: Grid,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
+        depth: Depth,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         block: int | None = None,
         per_layer: bool = False,
         per_head: bool = False,

@@ -69,7 +69,7 @@ class LogN(Encoding):
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build the position for the joined layers."""
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
-        return LogNPosition(encoding, stage.depth, joining.joined)
+        return LogNPosition(encoding, stage.depth, joining.layer_indices)
 
 
 class LogNPosition(SharedPosition):

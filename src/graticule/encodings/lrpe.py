@@ -14,6 +14,7 @@ from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
+from graticule.registry.fields import NotNegative, SmallCount
 
 
 class LearnableMixing(MixingEncoding):
@@ -36,9 +37,9 @@ class LearnableMixing(MixingEncoding):
     """
 
     resampled = True
-    holds = "displacements"
+    table_kind = "displacements"
 
-    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, groups: SmallCount = 1, std: NotNegative = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, groups)
         self.std = std
         self.resampler = build_resampler(resampler, "displacements")
@@ -59,7 +60,7 @@ class LearnableMixing(MixingEncoding):
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid of tables, (groups, (2H' - 1)(2W' - 1))."""
-        return self.grid.alike_table(value.shape[1], shape) if value.ndim == 2 else None
+        return self.grid.infer_grid_from_offsets(value.shape[1], shape) if value.ndim == 2 else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         return resize_displacements(value, old, new, self.resampler)
@@ -107,8 +108,10 @@ class LrpeM(TokenMixing, MixingSum):
         resampler: resampler of both for another grid.
     """
 
-    holds = "positions, displacements"
+    table_kind = "positions, displacements"
 
-    def __init__(self, grid: Grid, num_heads: int, group_tables: bool = False, resampler: str = "bicubic") -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, group_tables: bool = False, resampler: str = "bicubic"
+    ) -> None:
         table = LearnableMixing(grid, num_heads if group_tables else 1, resampler=resampler)
         super().__init__(DenseMixing(grid, resampler=resampler), table)

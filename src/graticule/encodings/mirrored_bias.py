@@ -13,6 +13,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import ravel
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler, resize_rows
+from graticule.registry.fields import SmallCount
 
 
 @register_encoding("mirrored_bias")
@@ -36,7 +37,7 @@ class MirroredBias(PatchBias):
     resampled = True
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, resampler: str = "bicubic") -> None:
         super().__init__(grid, num_heads)
         self.resampler = build_resampler(resampler)
         self.attention_biases = nn.Parameter(torch.empty(num_heads, grid.patches))
@@ -48,14 +49,14 @@ class MirroredBias(PatchBias):
     def patch_bias(self, grid: Grid) -> Tensor:
         image = Grid(*grid.image_grid.shape)  # without the spacing: offsets are indices
         table = self.at_grid("attention_biases", image)
-        index = ravel(image.lags(table.device).abs().unbind(-1), image.shape)  # (2H-1, 2W-1)
+        index = ravel(image.unique_offsets(table.device).abs().unbind(-1), image.shape)  # (2H-1, 2W-1)
         maps = table.index_select(1, index.flatten()).unflatten(1, image.table)
         return Displacements(grid.cut_displacements(maps), softmax=False).matrix()
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid or window of a table, (heads, H' W')."""
         fits = value.ndim == 2 and len(value) == self.num_heads
-        return self.grid.alike(math.prod(value.shape[1:]), shape) if fits else None
+        return self.grid.infer_grid(math.prod(value.shape[1:]), shape) if fits else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a table, (heads, H W)."""

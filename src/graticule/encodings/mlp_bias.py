@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
+from graticule.registry.fields import SmallCount
 
 
 @register_encoding("mlp_bias")
@@ -28,7 +29,7 @@ class MlpBias(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, hidden: int = 128) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 128) -> None:
         super().__init__(grid, num_heads)
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
@@ -37,12 +38,12 @@ class MlpBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
-        t = grid.lags(weight.device)
+        t = grid.unique_offsets(weight.device)
         return (t.sign() * t.abs().to(wide).log1p()).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
-        return grid.of_lags(table.T)
+        return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the name of a parameter in timm."""
@@ -53,7 +54,7 @@ class MlpBias(PatchBias):
 class SharedMlpBias(MlpBias):
     """Shares the network of `mlp_bias` among all layers, as timm's `vit_srelpos` models."""
 
-    joined = None
+    joinable_as = None
     shared = True
 
 
@@ -77,7 +78,7 @@ class ContinuousBias(PatchBias):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 512) -> None:
         super().__init__(grid, num_heads)
         # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
@@ -95,12 +96,12 @@ class ContinuousBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
-        t = grid.lags(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
+        t = grid.unique_offsets(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
         return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
 
     def patch_bias(self, grid: Grid) -> Tensor:
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
-        return grid.of_lags(table.T)
+        return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""

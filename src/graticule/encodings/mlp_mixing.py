@@ -9,6 +9,7 @@ from graticule.position.displacement import TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler, resize_rows
+from graticule.registry.fields import Channels, Ratio
 
 
 class MlpMixing(MixingEncoding):
@@ -30,7 +31,7 @@ class MlpMixing(MixingEncoding):
     resampled = True
     dense = False
 
-    def __init__(self, grid: Grid, dim: int, ratio: float = 0.5, resampler: str = "bicubic") -> None:
+    def __init__(self, grid: Grid, dim: Channels, ratio: Ratio = 0.5, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1)
         self.resampler = build_resampler(resampler)
         hidden = int(dim * ratio)
@@ -59,7 +60,7 @@ class MlpMixing(MixingEncoding):
         if value.ndim != 2:
             return None
         hidden, patches = value.shape if name == "fc1.weight" else value.shape[::-1]
-        return self.grid.alike(patches, shape) if hidden == len(self.fc1.bias) else None
+        return self.grid.infer_grid(patches, shape) if hidden == len(self.fc1.bias) else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a weight, (T, N') or (N', T), whose sums over the tokens keep their size."""

@@ -16,6 +16,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import Points
 from graticule.position.position import register_encoding
 from graticule.registry.checks import check
+from graticule.registry.fields import Bounded, Positive
 
 
 @register_encoding("mrope")
@@ -47,10 +48,10 @@ class Mrope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
+        head_dim: Bounded,
         sections: tuple[int, int, int] | None = None,
         arrangement: Literal["interleaved", "chunked"] = "interleaved",
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008

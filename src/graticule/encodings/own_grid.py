@@ -10,7 +10,7 @@ from graticule.encodings.forms.coordinates import Factor
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import Bilinear, Tiled, build_resampler
-from graticule.registry.fields import ShareAboveZero
+from graticule.registry.fields import Channels, NotNegative, ShareAboveZero
 
 _LINEAR, _TILED = Bilinear(), Tiled()
 #: The sides of a table in patches, or its side on each axis.
@@ -23,7 +23,7 @@ class OwnGrid(ComputedEncoding):
     crops = True
     has_own_grid = True
 
-    def __init__(self, grid: Grid, dim: int, size: TableSize, std: float, resampler: str) -> None:
+    def __init__(self, grid: Grid, dim: Channels, size: TableSize, std: NotNegative, resampler: str) -> None:
         super().__init__(grid, dim)
         self.size, self.std = size, std
         self.resampler = build_resampler(resampler)
@@ -66,10 +66,10 @@ class Windowed(OwnGrid):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
+        dim: Channels,
         size: TableSize = 7,
         window: TableSize = 8,
-        std: float = 0.02,
+        std: NotNegative = 0.02,
         resampler: str = "bicubic(antialias=False)",
     ) -> None:
         super().__init__(grid, dim, size, std, resampler)
@@ -109,11 +109,11 @@ class Cropped(OwnGrid):
     def __init__(
         self,
         grid: Grid,
-        dim: int,
+        dim: Channels,
         size: TableSize = 28,
         least: ShareAboveZero = 0.1,
         aspect: Factor = 4 / 3,
-        std: float = 0.02,
+        std: NotNegative = 0.02,
         resampler: str = "crop(mode='bilinear', antialias=False)",
     ) -> None:
         super().__init__(grid, dim, size, std, resampler)

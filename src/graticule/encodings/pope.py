@@ -11,6 +11,7 @@ from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PolarRotation, Rotation
+from graticule.registry.fields import Bounded, Depth, Positive, SmallCount
 
 
 @register_encoding("pope")
@@ -39,10 +40,10 @@ class Pope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        base: float = 10_000.0,
+        depth: Depth,
+        num_heads: SmallCount,
+        head_dim: Bounded,
+        base: Positive = 10_000.0,
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008

@@ -11,6 +11,7 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
 from graticule.position.resampling import build_resampler
+from graticule.registry.fields import NotNegative, SmallCount
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3
@@ -38,11 +39,16 @@ class RelativeBias(PatchBias):
     """
 
     resampled = True
-    holds = "displacements"
+    table_kind = "displacements"
     crops = True
 
     def __init__(
-        self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic", std: float = 0.02
+        self,
+        grid: Grid,
+        num_heads: SmallCount,
+        prefix_rows: bool = False,
+        resampler: str = "bicubic",
+        std: NotNegative = 0.02,
     ) -> None:
         super().__init__(grid, num_heads)
         if prefix_rows and not grid.prefix:
@@ -93,7 +99,7 @@ class RelativeBias(PatchBias):
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid or window of a table, ((2H'-1)(2W'-1), heads), with rows for prefix tokens."""
         fits = value.ndim == 2 and value.shape[1] == self.num_heads
-        return self.grid.alike_table(len(self._split(value)[0]), shape) if fits else None
+        return self.grid.infer_grid_from_offsets(len(self._split(value)[0]), shape) if fits else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a table, ((2H'-1)(2W'-1), heads); rows for prefix tokens are unchanged."""
@@ -117,5 +123,5 @@ class SharedRelativeBias(RelativeBias):
     BEiT can share its table as well, with `prefix_rows`.
     """
 
-    joined = None
+    joinable_as = None
     shared = True

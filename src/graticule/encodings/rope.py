@@ -15,7 +15,7 @@ from graticule.encodings.forms.rotary import FixedRotary, Layout, axial, check_h
 from graticule.encodings.forms.scaling import Lengths, Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.fields import Flag, Positive, check_fields
+from graticule.registry.fields import Bounded, Flag, Positive, check_fields
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Rope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
+        head_dim: Bounded,
         frequencies: Frequencies = Frequencies(),
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         layout: Layout = "interleaved",
@@ -211,8 +211,8 @@ class Rope1d(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        head_dim: int,
-        base: float = 10_000.0,
+        head_dim: Bounded,
+        base: Positive = 10_000.0,
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:

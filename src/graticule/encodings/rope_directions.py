@@ -14,7 +14,7 @@ from graticule.encodings.forms.scaling import Scaling
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PairRotation, Rotation
-from graticule.registry.fields import Positive
+from graticule.registry.fields import Bounded, Depth, Positive, ShareBelowOne, SmallCount
 
 
 @register_encoding("rope_mixed")
@@ -44,10 +44,10 @@ class MixedRope(PlaneRotary):
     def __init__(
         self,
         grid: Grid,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        base: float = 10.0,
+        depth: Depth,
+        num_heads: SmallCount,
+        head_dim: Bounded,
+        base: Positive = 10.0,
         coordinates: Coordinates = Coordinates(),  # noqa: B008
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
@@ -111,11 +111,11 @@ class GoldenGateRope(FixedRotary):
     def __init__(
         self,
         grid: Grid,
-        num_heads: int,
-        head_dim: int,
+        num_heads: SmallCount,
+        head_dim: Bounded,
         lowest: Positive = 0.2,
         highest: Positive = 20.0,
-        zeros: float = 0.0,
+        zeros: ShareBelowOne = 0.0,
         coordinates: Coordinates = Coordinates("area"),  # noqa: B008
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008

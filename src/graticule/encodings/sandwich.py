@@ -9,6 +9,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Positive, SmallCount
 from graticule.system.memory import check_memory
 
 
@@ -40,7 +41,9 @@ class Sandwich(BiasEncoding):
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, channels: SmallCount = 128, temperature: Positive = 10_000.0
+    ) -> None:
         super().__init__(grid, num_heads)
         if channels % 2:
             raise ValueError(f"`channels` must be a multiple of 2 (sin and cos), got {channels}.")

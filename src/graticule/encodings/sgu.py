@@ -13,6 +13,7 @@ from graticule.encodings.gqpe import QuadraticMixing
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler, resize_rows
+from graticule.registry.fields import NotNegative, SmallCount
 
 
 class DenseMixing(MixingEncoding):
@@ -40,9 +41,9 @@ class DenseMixing(MixingEncoding):
     def __init__(
         self,
         grid: Grid,
-        std: float = 1e-6,
+        std: NotNegative = 1e-6,
         resampler: str = "bicubic",
-        groups: int | None = None,
+        groups: SmallCount | None = None,
         gaussian: bool = False,
     ) -> None:
         super().__init__(grid, 1 if groups is None else groups)
@@ -68,7 +69,7 @@ class DenseMixing(MixingEncoding):
         """Infer the grid of matrices, (N', N') or (groups, N', N')."""
         count = value.shape[-1] if value.ndim else 0
         fits = value.shape == (*self.weight.shape[:-2], count, count)
-        return self.grid.alike(count, shape) if fits else None
+        return self.grid.infer_grid(count, shape) if fits else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         return resize_pairs(value, old, new, self.resampler)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid
-from graticule.position.places import letters
+from graticule.position.places import axis_letters
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Bounded, SmallCount
 
 
 @register_encoding("shaw")
@@ -44,10 +45,10 @@ class ShawBias(BiasEncoding):
     crops = True
     dense = False
 
-    def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
+    def __init__(self, grid: Grid, num_heads: SmallCount, head_dim: Bounded, clip: SmallCount = 8) -> None:
         super().__init__(grid, num_heads)
         self.head_dim, self.clip = head_dim, clip
-        self.names = [f"relative_position_{letter}" for letter in letters(len(grid.shape))]
+        self.names = [f"relative_position_{letter}" for letter in axis_letters(len(grid.shape))]
         for name in self.names:
             self.register_parameter(name, nn.Parameter(torch.empty(2 * clip + 1, head_dim)))
         self.reset_parameters()

@@ -10,6 +10,7 @@ from torch import Tensor
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
+from graticule.registry.fields import Channels, Positive
 
 #: Order of the channels of `sinusoidal_2d`, by the code that has it.
 Order = Literal["lape", "mae", "detr", "moco_v3", "timm"]
@@ -35,7 +36,9 @@ class Sinusoidal1d(FixedEncoding):
     crops = True
     exempt = ("permutation: rows are of the order of patches",)
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
+    def __init__(
+        self, grid: Grid, dim: Channels, temperature: Positive = 10_000.0, spread: float | None = None
+    ) -> None:
         if dim % 2:
             raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine per frequency), got {dim}.")
         super().__init__(grid, dim, temperature, spread)
@@ -70,7 +73,12 @@ class Sinusoidal2d(FixedEncoding):
     variants: ClassVar = [{"order": order} for order in get_args(Order)]
 
     def __init__(
-        self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None, order: Order = "lape"
+        self,
+        grid: Grid,
+        dim: Channels,
+        temperature: Positive = 10_000.0,
+        spread: float | None = None,
+        order: Order = "lape",
     ) -> None:
         self.order = order
         if dim % (step := 2 * len(grid.shape)):

@@ -8,9 +8,11 @@ from .debiased import Eraser as Eraser
 from .debiased import Subtraction as Subtraction
 from .hub import open_attached as open_attached
 from .hub import open_attached_host as open_attached_host
+from .hub import save_pretrained as save_pretrained
 from .structure import Structure as Structure
 from .structure import find_structure as find_structure
 from .traced_model import TracedModel as TracedModel
+from .traced_model import convert_stock as convert_stock
 from .traced_model import view_of as view_of
 from .view import ModelView as ModelView
 from .view import Unavailable as Unavailable

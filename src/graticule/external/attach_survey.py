@@ -119,8 +119,8 @@ def survey_module(module: nn.Module, example: Example, blocks: str | None = None
         if isinstance(call.output, Tensor) and call.output.ndim > 3 and call.output.shape[2:].numel() <= tokens
     ]
     patches, grid = maps[-1] if maps else (None, None)
-    outside = [meeting for meeting in tracer.meetings if not set(meeting.within) & set(names)]
-    added = {name for meeting in outside if meeting.kind == "added" for name in meeting.origins}
+    outside = [use for use in tracer.uses if not set(use.within) & set(names)]
+    added = {name for use in outside if use.kind == "added" for name in use.source_parameters}
     return Survey(
         blocks=tuple(names),
         pattern=pattern,

@@ -27,7 +27,7 @@ from graticule.position.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)
-class PatchPlaces(TokenSelection):
+class PatchIndices(TokenSelection):
     """The source of each patch's position; `LayerPosition.take` gives every patch the position of its source.
 
     A function of the tokens is moved only if this is a permutation: token i is passed to it at the index whose position
@@ -40,7 +40,7 @@ class PatchPlaces(TokenSelection):
 
     index: Tensor
     source: Grid
-    window: PatchPlaces | None = None
+    window: PatchIndices | None = None
 
     @property
     def permutes(self) -> bool:
@@ -75,14 +75,14 @@ class PatchPlaces(TokenSelection):
         return partial(_moved, function, self, into, out) if self.permutes else function
 
 
-def _moved(function: Function, places: PatchPlaces, into: Axes, out: Axes, x: Tensor) -> Any:
+def _moved(function: Function, places: PatchIndices, into: Axes, out: Axes, x: Tensor) -> Any:
     """Apply a function to tokens moved to `places`."""
     for axis in into:
         x = x.index_select(axis, places.of_rows(x.shape[axis]).argsort().to(x.device))
     return _back(function(x), places, out)
 
 
-def _back(output: Any, places: PatchPlaces, out: Axes) -> Any:
+def _back(output: Any, places: PatchIndices, out: Axes) -> Any:
     """Move the tokens of one tensor or several back."""
     if isinstance(output, Tensor):
         for axis in out:
@@ -129,7 +129,7 @@ class BackboneView(ModelView):
         with evaluating(self.model):
             return self.patches_of(self.model.features_of(layers), layers[-1][1])
 
-    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+    def patch_embeddings(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.model.grid_of(images)
         with evaluating(self.model):
             return grid.split(self.model.embed(images))[1], Grid(*grid.shape)
@@ -287,7 +287,7 @@ def _original(position: Position) -> Position:
     return position.original if isinstance(position, Folded) else position
 
 
-def _places(grid: Grid, source: Grid, index: Callable[[Grid, Grid], Tensor]) -> PatchPlaces:
+def _places(grid: Grid, source: Grid, index: Callable[[Grid, Grid], Tensor]) -> PatchIndices:
     """Return the place in `source` of each patch of `grid`, by the function `index` of both, also within windows."""
-    window = PatchPlaces(index(grid.within, source.within), source.within) if grid.windows else None
-    return PatchPlaces(index(grid, source), source, window)
+    window = PatchIndices(index(grid.within, source.within), source.within) if grid.windows else None
+    return PatchIndices(index(grid, source), source, window)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +19,12 @@ from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
-from graticule.external.transformers_folder import converted_or_itself, import_transformers, with_weights
+from graticule.external.transformers_folder import LAYERS, converted_or_itself, import_transformers, with_weights
 from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, record_input, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
 from graticule.hub.kinds import SOURCES, HubModel, ModelWords, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
-from graticule.registry.fields import Count, check_value, read_typed
+from graticule.registry.fields import Bounded, Count, Depth, check_value, read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition
 from graticule.system.memory import build_within_memory
@@ -144,7 +145,8 @@ def build_host(text: str) -> Any:
         plain = all(isinstance(part, str | int | float | None) for part in parts)
         if option in refused or option.endswith("_layer") or not plain:
             raise ValueError(f"`host` must have options that name no files or classes, got {option}={value!r}.")
-        check_numbers(option, value)  # before building layers, which can take minutes
+        limits = Depth if re.search(LAYERS, option) else Bounded  # building layers can take minutes
+        check_numbers(option, value, limits)
     try:
         return build_within_memory(partial(create, spec.name, **spec.options))
     except (TypeError, RuntimeError, AssertionError) as error:  # raised by the library for unknown options

@@ -336,9 +336,9 @@ def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:
     tracer.run(images)
     parameters = dict(model.named_parameters())
     return {
-        id(parameters.get(*use.origins)): use.constant
-        for use in tracer.meetings
-        if use.kind == "added" and use.constant is not None and len(use.origins) == 1
+        id(parameters.get(*use.source_parameters)): use.constant
+        for use in tracer.uses
+        if use.kind == "added" and use.constant is not None and len(use.source_parameters) == 1
     }
 
 

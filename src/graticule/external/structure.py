@@ -34,12 +34,12 @@ OF_PAIRS = ("bias of displacements", "positional attention", "relative terms")
 class PositionSite:
     """A site of position information: a constant that is added to tokens or to logits, or that rotates queries or keys.
 
-    index: its number among the meetings of a pass.
+    index: its number among the uses of a pass.
     kind: its form.
     constant: its value at the size of the pass; None where terms of the queries are added to logits.
     axes: axes of the tokens, counted from the end: one, rows and columns of a map, or those of queries and keys.
     sine: whether it is the factor of a rotation that is 0 for angle 0.
-    origins: names of the parameters and buffers that it is computed from.
+    source_parameters: names of the parameters and buffers that it is computed from.
     layer: index of the block that it is in, counted from 0; None outside of blocks.
     """
 
@@ -49,7 +49,7 @@ class PositionSite:
     shape: torch.Size
     axes: tuple[int, ...]
     sine: bool
-    origins: frozenset[str]
+    source_parameters: frozenset[str]
     layer: int | None
 
     def heads(self) -> Tensor:
@@ -146,7 +146,7 @@ class Structure:
 
     @cached_property
     def at(self) -> dict[int, PositionSite]:
-        """Map the index of a meeting to the site that it is."""
+        """Map the index of a use to the site that it is."""
         return {site.index: site for site in self.sites}
 
     @property
@@ -155,7 +155,7 @@ class Structure:
         sizes = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
         counts: dict[str, int] = {}
         for site in self.sites:  # each parameter counts for the first site
-            counts[site.kind] = counts.get(site.kind, 0) + sum(sizes.pop(name, 0) for name in site.origins)
+            counts[site.kind] = counts.get(site.kind, 0) + sum(sizes.pop(name, 0) for name in site.source_parameters)
         return counts
 
 
@@ -221,7 +221,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         tuple(tracer.norms.get(name) for name in blocks),
         tuple(grids),
         stem,
-        tuple(_sites(tracer.meetings, grids, layer_of)),
+        tuple(_sites(tracer.uses, grids, layer_of)),
         tuple(sorted({layer_of[name] for call in tracer.attentions for name in call.within if name in layer_of})),
         _token_orders(model, images, tracer, cut, blocks, grids),
     )
@@ -291,12 +291,12 @@ def tokens_last(x: Tensor, module: nn.Module) -> bool:
     return not sizes or (x.shape[-1] in sizes and x.shape[1] not in sizes)
 
 
-def _sites(meetings: Sequence[PositionUse], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[PositionSite]:
-    """Yield the sites of position information among the meetings of a pass."""
+def _sites(uses: Sequence[PositionUse], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[PositionSite]:
+    """Yield the sites of position information among the uses of a pass."""
     counts = {count for grid in grids for count in (grid.patches, grid.tokens)}
     shapes = {grid.shape for grid in grids}
-    keys = {index: use.shape[-1] for use in meetings for index in use.terms}
-    for index, use in enumerate(meetings):
+    keys = {index: use.shape[-1] for use in uses for index in use.terms}
+    for index, use in enumerate(uses):
         layer = next((layer_of[name] for name in use.within if name in layer_of), None)
         kind: Kind | None = None
         axes: tuple[int, ...] = (-2, -1)
@@ -314,9 +314,9 @@ def _sites(meetings: Sequence[PositionUse], grids: Sequence[Grid], layer_of: dic
             elif axes and use.constant is not None and use.constant.is_complex():
                 kind = "rotary"
             elif axes and use.other is not None:
-                kind, sine = "rotary", use.age > meetings[use.other].age
+                kind, sine = "rotary", use.age > uses[use.other].age
         if kind is not None:
-            yield PositionSite(index, kind, use.constant, use.shape, axes, sine, use.origins, layer)
+            yield PositionSite(index, kind, use.constant, use.shape, axes, sine, use.source_parameters, layer)
 
 
 def _token_axes(use: PositionUse, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
@@ -338,7 +338,7 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """
     tracer = PositionTracer(model)
     tracer.run(images)
-    added = {name for use in tracer.meetings if use.kind in ("added", "logits") for name in use.origins}
+    added = {name for use in tracer.uses if use.kind in ("added", "logits") for name in use.source_parameters}
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     return {name: value for name, value in tensors.items() if name in added and value.is_floating_point()}
 

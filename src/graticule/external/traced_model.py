@@ -85,7 +85,7 @@ class TracedModel(ModelView):
                     logits = self.debiased.forward_head(features)
         return Pass([layers[layer] for layer in range(len(self.blocks))], logits)
 
-    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+    def patch_embeddings(self, images: Tensor) -> tuple[Tensor, Grid]:
         tracer = PositionTracer(self.model)
         tracer.run(images)
         patches = stem_map(tracer, self.structure.blocks)
@@ -181,7 +181,7 @@ class TracedModel(ModelView):
     @property
     def unknown_parameters(self) -> list[str]:
         """Names of parameters that look like position information and are part of no site that was found."""
-        known = {name for site in self.structure.sites for name in site.origins}
+        known = {name for site in self.structure.sites for name in site.source_parameters}
         return [name for name, _ in self.model.named_parameters() if _NAMES.search(name) and name not in known]
 
     @property

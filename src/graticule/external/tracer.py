@@ -38,7 +38,7 @@ class PositionUse:
     constant: its value, without masks.
     shape: of the tensor that depends on the images.
     axes: the axes of the constant that have more than one value, counted from the end.
-    origins: names of the parameters and buffers that it is computed from.
+    source_parameters: names of the parameters and buffers that it is computed from.
     within: names of the modules of lists that call it, from the outermost.
     age: number of the tensor that depends on the images, in the order in which they are made.
     other: index of the multiplication whose product is added to this one.
@@ -49,7 +49,7 @@ class PositionUse:
     constant: Tensor | None
     shape: torch.Size
     axes: tuple[int, ...]
-    origins: frozenset[str]
+    source_parameters: frozenset[str]
     within: tuple[str, ...]
     age: int
     other: int | None = None
@@ -76,7 +76,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Facts of a tensor that depends on the images; `factor` and `terms` are indices of meetings that it is made by."""
+    """Facts of a tensor that depends on the images; `factor` and `terms` are indices of uses that it is made by."""
 
     age: int
     logits: bool = False
@@ -85,7 +85,7 @@ class TensorFacts:
     factor: int | None = None
 
 
-#: From the index of a meeting and a tensor of it to the tensor that replaces it.
+#: From the index of a use and a tensor of it to the tensor that replaces it.
 Change = Callable[[int, Tensor], Tensor]
 
 
@@ -94,14 +94,14 @@ class PositionTracer(TorchFunctionMode):
 
     Args:
         model: the model.
-        change: replaces the constants of meetings, and where a projection is added to logits, that.
+        change: replaces the constants of uses, and where a projection is added to logits, that.
         before: replaces the tensors that depend on the images before they are projected.
         keep: whether the weights of attention are kept.
         stem: index and value (B, D, H, W) of a map of a convolution that is replaced, if there is one of that index;
             attention then returns zeros, so that each token depends only on its patch of the map, or of the image.
         modules: whether all calls of modules are kept.
 
-    meetings, attentions, calls: in the order of their calls.
+    uses, attentions, calls: in the order of their calls.
     norms: name of a module of a list -> weight, bias and eps of the LayerNorm of its input, if that is its first call.
     called: outputs of the modules of lists, the first tensor of each, in the order of their calls.
     maps: outputs (B, D, H, W) of convolutions, with the names of the modules of lists that call them, and the number
@@ -119,7 +119,7 @@ class PositionTracer(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.calls: list[ModuleCall] = []
-        self.meetings: list[PositionUse] = []
+        self.uses: list[PositionUse] = []
         self.attentions: list[AttentionCall] = []
         self.norms: dict[str, tuple[Tensor | None, Tensor | None, float]] = {}
         self.called: dict[str, Tensor] = {}
@@ -128,7 +128,7 @@ class PositionTracer(TorchFunctionMode):
         self._modules = modules
         self._names = {id(value): name for name, value in [*model.named_buffers(), *model.named_parameters()]}
         self._facts: Any = WeakTensorKeyDictionary()
-        self._origins: Any = WeakTensorKeyDictionary()
+        self._source_parameters: Any = WeakTensorKeyDictionary()
         self._masks: Any = WeakTensorKeyDictionary()
         self._within: list[str] = []
         self._entered: dict[str, Any] = {}
@@ -221,20 +221,20 @@ class PositionTracer(TorchFunctionMode):
 
     def _constant(self, name: str, tensors: list[Tensor], output: Any) -> Any:
         """Note what a tensor that does not depend on the images is computed from."""
-        origins = frozenset[str]().union(*map(self._origins_of, tensors))
+        source_parameters = frozenset[str]().union(*map(self._sources_of, tensors))
         outputs = [tensors[0]] if name == "__setitem__" else list(nested_tensors(output))
         for x in outputs:
-            if origins and id(x) not in self._names:
-                self._origins[x] = origins
+            if source_parameters and id(x) not in self._names:
+                self._source_parameters[x] = source_parameters
         if name in _ADDITIONS and len(tensors) == 2 and outputs:
             for bias, mask in (tensors, tensors[::-1]):
                 if _is_mask(mask) and not _is_mask(bias):
                     self._masks[outputs[0]] = (bias, mask)
         return output
 
-    def _origins_of(self, value: Tensor) -> frozenset[str]:
+    def _sources_of(self, value: Tensor) -> frozenset[str]:
         name = self._names.get(id(value))
-        return self._origins.get(value, frozenset()) if name is None else frozenset((name,))
+        return self._source_parameters.get(value, frozenset()) if name is None else frozenset((name,))
 
     def _passed_on(self, name: str, tensors: list[Tensor]) -> TensorFacts:
         """Return the facts of what a function makes of some tensors."""
@@ -260,14 +260,14 @@ class PositionTracer(TorchFunctionMode):
             return args, facts
         at, x, constant = parts
         kind: Any = "weights" if self._facts[x].weights else "logits" if self._facts[x].logits else "added"
-        return _with(args, at, self._meet(kind, x, constant)), facts
+        return _with(args, at, self._record_use(kind, x, constant)), facts
 
     def _added_content(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         """Note two products whose sum is a rotation, and a projection that is added to logits."""
         first, second = (self._facts[x] for x in args)
         if first.factor is not None and second.factor is not None:
-            self.meetings[first.factor].other = second.factor
-            self.meetings[second.factor].other = first.factor
+            self.uses[first.factor].other = second.factor
+            self.uses[second.factor].other = first.factor
         for at, (added, other) in enumerate(((first, second), (second, first))):
             if added.terms and other.logits:
                 return _with(args, at, self._relative(args[at])), replace(facts, terms=frozenset())
@@ -276,20 +276,22 @@ class PositionTracer(TorchFunctionMode):
     def _relative(self, terms: Tensor) -> Tensor:
         """Meet a projection that is added to logits, or passed to attention as its mask."""
         indices = self._facts[terms].terms
-        origins = frozenset[str]().union(*(self.meetings[index].origins for index in indices))
+        source_parameters = frozenset[str]().union(*(self.uses[index].source_parameters for index in indices))
         within = tuple(self._within)
-        use = PositionUse("relative", None, terms.shape, (-2, -1), origins, within, self._count, terms=indices)
-        self.meetings.append(use)
-        return terms if self._change is None else self._change(len(self.meetings) - 1, terms)
+        use = PositionUse(
+            "relative", None, terms.shape, (-2, -1), source_parameters, within, self._count, terms=indices
+        )
+        self.uses.append(use)
+        return terms if self._change is None else self._change(len(self.uses) - 1, terms)
 
     def _multiplied(self, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         parts = self._parts(args)
         if parts is None:
             return args, facts
         at, x, constant = parts
-        before = len(self.meetings)
-        args = _with(args, at, self._meet("multiplied", x, constant))
-        return args, replace(facts, factor=before) if len(self.meetings) > before else facts
+        before = len(self.uses)
+        args = _with(args, at, self._record_use("multiplied", x, constant))
+        return args, replace(facts, factor=before) if len(self.uses) > before else facts
 
     def _projected(self, name: str, args: tuple[Any, ...], facts: TensorFacts) -> tuple[tuple[Any, ...], TensorFacts]:
         first = 1 if name == "einsum" else 0
@@ -297,12 +299,12 @@ class PositionTracer(TorchFunctionMode):
         if self._keep and self.attentions and operands[0] in self._facts and self._facts[operands[0]].weights:
             self.attentions[-1] = replace(self.attentions[-1], weights=operands[0].detach())  # as they are used
         parts = self._parts(tuple(operands)) if len(operands) == 2 else None
-        if parts is None or parts[2].ndim < 3 or not self._origins_of(parts[2]):
+        if parts is None or parts[2].ndim < 3 or not self._sources_of(parts[2]):
             return args, facts
         at, x, constant = parts
-        index = len(self.meetings)
-        changed = self._meet("projected", x, constant)
-        if len(self.meetings) == index:
+        index = len(self.uses)
+        changed = self._record_use("projected", x, constant)
+        if len(self.uses) == index:
             return args, facts
         x = x if self._before is None else self._before(index, x)
         both = (changed, x) if at == 0 else (x, changed)
@@ -322,7 +324,7 @@ class PositionTracer(TorchFunctionMode):
         if isinstance(mask, Tensor) and mask.is_floating_point():
             shape = torch.Size((*query.shape[:-1], key.shape[-2]))
             if mask not in self._facts:
-                named["attn_mask"] = self._meet("logits", query, mask, shape)
+                named["attn_mask"] = self._record_use("logits", query, mask, shape)
             elif self._facts[mask].terms:
                 named["attn_mask"] = self._relative(mask)
         weights = logits_of(**named).softmax(-1) if self._keep else None
@@ -339,20 +341,20 @@ class PositionTracer(TorchFunctionMode):
         self.attentions.append(AttentionCall(tuple(self._within), weights if self._keep else None))
         return output, weights
 
-    def _meet(self, kind: Any, x: Tensor, constant: Tensor, shape: torch.Size | None = None) -> Tensor:
-        """Note the meeting of a constant with x, if it has a value of its own for each token, and change it."""
+    def _record_use(self, kind: Any, x: Tensor, constant: Tensor, shape: torch.Size | None = None) -> Tensor:
+        """Note the use of a constant with x, if it has a value of its own for each token, and change it."""
         shape = x.shape if shape is None else shape
         bias, mask = self._masks.get(constant, (constant, None))
-        origins = self._origins_of(bias)
+        source_parameters = self._sources_of(bias)
         floats = bias.is_floating_point() or bias.is_complex()
-        axes = _axes(bias, len(shape), bool(origins)) if floats and not _is_mask(bias) else ()
+        axes = _axes(bias, len(shape), bool(source_parameters)) if floats and not _is_mask(bias) else ()
         if not _is_position(kind, axes, len(shape)):
             return constant
         within = tuple(self._within)
-        self.meetings.append(PositionUse(kind, bias.detach(), shape, axes, origins, within, self._facts[x].age))
+        self.uses.append(PositionUse(kind, bias.detach(), shape, axes, source_parameters, within, self._facts[x].age))
         if self._change is None:
             return constant
-        changed = self._change(len(self.meetings) - 1, bias)
+        changed = self._change(len(self.uses) - 1, bias)
         return changed if mask is None else changed + mask
 
 

@@ -29,8 +29,8 @@ from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
 from graticule.position.places import by
-from graticule.registry.checks import RANGES, Range, check_numbers, install, printable
-from graticule.registry.fields import check_value, read_typed
+from graticule.registry.checks import check_numbers, install, printable
+from graticule.registry.fields import LayerIndex, check_value, read_typed
 from graticule.system.files import read_json
 
 #: Patterns of classes that have more than an encoder of images -> the class of the encoder, if that converts.
@@ -102,14 +102,18 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     return model
 
 
+#: In names of numbers of layers.
+LAYERS = r"layers|depth|blocks"
+
+
 def _check_layers(config: Path) -> None:
     """Refuse more layers than any model has, before a configuration of transformers names each of them."""
     left: list[Any] = [read_json(config)]
     while left:
         for name, value in left.pop().items():
             left += [value] if isinstance(value, dict) else []
-            if re.search(r"layers|depth|blocks", name):
-                check_numbers(name, value, Range(most=RANGES["depth"].most))
+            if re.search(LAYERS, name):
+                check_numbers(name, value, LayerIndex)
 
 
 def converted_or_itself(model: nn.Module, source: object) -> nn.Module:

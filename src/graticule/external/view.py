@@ -48,7 +48,7 @@ class ModelView(ABC):
         """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
 
     @abstractmethod
-    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+    def patch_embeddings(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
 
     @abstractmethod

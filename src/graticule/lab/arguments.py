@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import difflib
 import inspect
+import operator
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from graticule.lab.terminal import bold
-from graticule.registry.checks import Range, check_numbers, known_name, printable, type_words
+from graticule.registry.checks import known_name, printable, type_words
 
 T = TypeVar("T")
-#: Marks of a field: given without its name; listed by --help-all alone; listed by --help, as some values of a recipe.
-#: Another text in `Annotated` is the word for its value, such as KEY=VALUE; a `Range` is that of its numbers.
+#: Marks of a field: positional; shown by --help-all alone; a value of a recipe that --help shows, too. Another text in
+#: `Annotated` is the word for its value, such as KEY=VALUE.
 Positional = Annotated[T, "positional"]
 Rare = Annotated[T, "rare"]
 Usual = Annotated[T, "usual"]
@@ -34,6 +35,8 @@ FieldPath = tuple[str, ...]
 _MOST_CHOICES = 38
 #: The default of an option, at the end of its text.
 _DEFAULT = re.compile(r"\s*\((default: .*)\)\s*$", re.DOTALL)
+#: What begins with a dash and is a value, such as -1x2.
+_VALUE = re.compile(r"-([\d.].*)?")
 #: The column of the texts on a page of help.
 _COLUMN = 24
 
@@ -47,64 +50,67 @@ class CommandOption:
     """An option or a positional argument of a command.
 
     path, kind: its field, and the annotated type of that.
-    name: its name without dashes.
-    word: the word for its value; empty for a flag, which means `on`, and whose other form is `reverse`.
+    forms: its names without dashes and the values that they mean: both of a flag, of which the help has the first.
+    word: the word for its value; empty for a flag.
     about, default: its text and its default.
+    most: the largest number of its values; None for a list.
     """
 
     path: FieldPath
     kind: Any
-    name: str
+    forms: Mapping[str, bool]
     word: str
     about: str
     default: str
     choices: tuple[str, ...]
-    nargs: str | int
+    most: int | None
     positional: bool
     required: bool
     rare: bool
-    on: bool = True
-    reverse: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in the help."""
+        return next(iter(self.forms))
 
     @property
     def usage(self) -> str:
         """The option as typed, with the word for its value."""
-        value = f"{self.word} ..." if self.nargs == "*" else " ".join([self.word] * int(self.nargs))
+        value = f"{self.word} ..." if self.most is None else " ".join([self.word] * self.most)
         if not self.positional:
             return f"--{self.name} {value}".rstrip()
         return value if self.required else f"[{value}]"
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the option to a parser, which collects its texts."""
-        if self.positional:
-            parser.add_argument(self.name, nargs="*" if self.nargs == "*" else "?", default=argparse.SUPPRESS)
-        elif self.word:
-            parser.add_argument(f"--{self.name}", dest=self.name, nargs=self.nargs, default=argparse.SUPPRESS)
-        else:
-            for name, value in ((self.name, self.on), (self.reverse, not self.on)):
-                constant: Any = {"action": "store_const", "const": value, "default": argparse.SUPPRESS}
-                parser.add_argument(f"--{name}", dest=self.name, **constant)
+    def take(self, words: deque[str]) -> list[str]:
+        """Take the values of the option from the next words: all up to an option, or up to what is no number."""
+        texts: list[str] = []
+        numeric = {int, float} & set(_parts(self.kind)[2])
+        while words and not _is_option(words[0]) and (self.most is None or len(texts) < self.most):
+            if texts and numeric and not re.match(r"-?\.?\d", words[0]):
+                break
+            texts.append(words.popleft())
+        return texts
 
-    def read(self, value: Any) -> Any:
-        """Convert texts to the type of the option; the word None resets a value that may be None."""
-        if isinstance(value, bool):
-            return value
-        texts = [text.removeprefix("\0") for text in ([value] if isinstance(value, str) else value)]
-        marks, sequence, leaves = _parts(self.kind)
-        if texts == ["None"] and type(None) in leaves:
+    def read(self, texts: Any) -> Any:
+        """Convert texts to the type of the option: None resets a value that may be None, and 64x96 is 64 96."""
+        if isinstance(texts, bool):
+            return texts
+        _, sequence, leaves = _parts(self.kind)
+        if list(texts) == ["None"] and type(None) in leaves:
             return None
         field = self.path[-1]
         convert = next((leaf for leaf in leaves if leaf in (int, float, Path)), str)
+        if sequence is not None and convert is int:
+            texts = [side for text in texts for side in text.lower().split("x")]
         try:
             values = [known_name(field, text, self.choices) if self.choices else convert(text) for text in texts]
         except ValueError:
             if self.choices:
                 raise
             words, text = type_words(self.kind), printable(" ".join(texts))
-            raise ValueError(f"`{field}` must be {words}, got {text!r}.") from None
-        for limits in (mark for mark in marks if isinstance(mark, Range)):
-            check_numbers(field, values, limits)
-        return values[0] if sequence is None else get_origin(sequence)(values)
+            example = "" if sequence is None else f", as in {self.usage}"
+            raise ValueError(f"`{field}` must be {words}{example}, got {text!r}.") from None
+        return get_origin(sequence)(values) if self.most is None or len(values) > 1 else values[0]
 
 
 def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
@@ -118,34 +124,46 @@ def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
     return sorted(options, key=lambda option: (option.path[0] == "recipe", owners[option.path[0]]))
 
 
-def parse_arguments(options: Sequence[CommandOption], arguments: Sequence[str], command: str) -> dict[FieldPath, Any]:
+def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults: Any) -> dict[FieldPath, Any]:
     """Return the field of each given option -> its value.
 
     Raises:
+        SystemExit: after the help was printed, if it is asked for.
         BadArguments: for an unknown option, a missing or an invalid value.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in options:
-        option.add_to(parser)
-    # a value such as -1x2 is no option
-    marked = [f"\0{text}" if re.match(r"-[\d.]", text) else _dashed(text) for text in arguments]
-    try:
-        namespace, unknown = parser.parse_known_intermixed_args(marked)
-    except argparse.ArgumentError as error:
-        option = next(item for item in options if error.argument_name in (f"--{item.name}", f"--{item.reverse}"))
-        count = f"{option.nargs} value{'s' * (option.nargs != 1)}" if option.word else "no value"
-        raise BadArguments(f"`--{option.name}` must have {count}, as in {option.usage}.") from None
-    if unknown:
-        raise BadArguments(_unknown(unknown[0], options, command))
-    values = vars(namespace)
-    if missing := [option for option in options if option.required and option.name not in values]:
+    if help_options := {"-h", "--help", "--help-all"} & set(arguments):
+        print(help_page(kind, command, every="--help-all" in help_options, **defaults))
+        raise SystemExit(0)
+    options = options_of(kind, **defaults)
+    by_name = {name: option for option in options for name in option.forms if not option.positional}
+    texts: dict[FieldPath, Any] = {}
+    words, loose = deque(arguments), deque[str]()
+    while words:
+        if not _is_option(words[0]):
+            loose.append(words.popleft())
+            continue
+        typed, equals, value = words.popleft().partition("=")
+        name = typed.removeprefix("--").replace("_", "-")
+        if (option := by_name.get(name)) is None or not typed.startswith("--"):
+            raise BadArguments(_unknown(typed + equals + value, options, command))
+        values = [value] if equals else option.take(words)
+        if (option.most and not values) or (option.most == 0 and equals):
+            count = {0: "no value", 1: "1 value"}.get(option.most, f"{option.most} values")
+            raise BadArguments(f"`--{name}` must have {count}, as in {option.usage}.")
+        if option.path in texts:
+            raise BadArguments(f"`--{name}` must be given once, got it twice; see graticule {command} --help.")
+        texts[option.path] = values if option.word else option.forms[name]
+    for option in (option for option in options if option.positional and loose):
+        texts[option.path] = [loose.popleft() for _ in range(len(loose) if option.most is None else 1)]
+    if loose:
+        raise BadArguments(f"{printable(loose[0])!r} is one value too many; see graticule {command} --help.")
+    if missing := [option for option in options if option.required and option.path not in texts]:
         needed = " and ".join(f"`{option.usage}` ({option.about})" for option in missing)
-        filled = [option for option in options if option.nargs == "*" and values.get(option.name)]
-        lists = [f"--{option.name}" for option in filled if not option.positional]
+        lists = [f"--{item.name}" for item in options if item.most is None and texts.get(item.path) and item.word]
         order = f" before {' and '.join(lists)}, which takes every value up to the next option" if lists else ""
         raise BadArguments(f"{needed} must be given{order}; see graticule {command} --help.")
     try:
-        return {option.path: option.read(values[option.name]) for option in options if option.name in values}
+        return {option.path: option.read(texts[option.path]) for option in options if option.path in texts}
     except ValueError as error:
         raise BadArguments(str(error)) from None
 
@@ -157,6 +175,21 @@ def change(instance: Any, changes: Mapping[FieldPath, Any]) -> Any:
         inner = {path[1:]: value for path, value in changes.items() if path[0] == name}
         values[name] = inner[()] if () in inner else change(getattr(instance, name), inner)
     return dataclasses.replace(instance, **values) if values else instance
+
+
+def check_effects(values: Any, names: Collection[str]) -> None:
+    """Check that each value that was given, one of `names`, has an effect with the others, as its class `needs`."""
+    for name, needs in values.needs.items():
+        terms = [[_is_enabled(values, term) for term in both.split(" or ")] for both in needs.split(" and ")]
+        if name in names:
+            check_effect(values, name, all(map(any, terms)), needs)
+
+
+def check_effect(values: Any, name: str, used: bool, needs: str) -> None:
+    """Check that a value that was given is used."""
+    if not used:
+        value = operator.attrgetter(name)(values)
+        raise ValueError(f"`{name}` must be left out without {needs}, since it has no effect, got {value}.")
 
 
 def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) -> str:
@@ -184,6 +217,17 @@ def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) ->
         lines += _entry("--help-all", f"list {hidden} more option{'s' * (hidden > 1)}", width)
     lines += _entry("--plugin FILE ...", "your Python files, with encodings, recipes, ...", width)
     return "\n".join(lines).rstrip()
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and _VALUE.fullmatch(word) is None
+
+
+def _is_enabled(values: Any, term: str) -> bool:
+    """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
+    name, equals, expected = term.partition("=")
+    value = operator.attrgetter(name)(values)
+    return str(value) == expected if equals else bool(value)
 
 
 def _entry(usage: str, about: str, width: int) -> Iterator[str]:
@@ -222,8 +266,9 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     rare = not required and ("rare" in marks or (is_recipe and "usual" not in marks))
     if leaves == [bool]:
         about = f"do not {about}" if default else about
-        names = [prefix + name, f"{prefix}no-{name}"][:: -1 if default else 1]
-        return CommandOption(path, kind, names[0], "", about, "", (), 0, False, required, rare, not default, names[1])
+        forms = {f"{prefix}no-{name}": False} if default else {}
+        forms |= {prefix + name: True, f"{prefix}no-{name}": False}
+        return CommandOption(path, kind, forms, "", about, "", (), 0, False, required, rare)
     if required:
         stated = "" if positional else "required"
     elif default in (None, (), [], ""):
@@ -231,17 +276,18 @@ def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) 
     else:
         values = default if isinstance(default, list | tuple) else [default]
         stated = f"default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)}"
-    nargs: str | int = 1
+    most: int | None = 1
     if sequence is not None:
-        nargs = "*" if get_origin(sequence) is list or ... in get_args(sequence) else len(get_args(sequence))
+        most = None if get_origin(sequence) is list or ... in get_args(sequence) else len(get_args(sequence))
     choices = tuple(leaf for leaf in leaves if isinstance(leaf, str))
-    word = _word(path[-1], marks, leaves, about, nargs)
-    return CommandOption(path, kind, prefix + name, word, about, stated, choices, nargs, positional, required, rare)
+    word = _word(path[-1], marks, leaves, about, most)
+    forms = {prefix + name: True}
+    return CommandOption(path, kind, forms, word, about, stated, choices, most, positional, required, rare)
 
 
-def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, nargs: str | int) -> str:
+def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, most: int | None) -> str:
     """Return the word for a value: the marked one, few choices, FOLDER or FILE, N or X, or from the field's name."""
-    words = [mark for mark in marks if isinstance(mark, str) and mark not in ("positional", "rare", "usual")]
+    words = [mark for mark in marks if mark not in ("positional", "rare", "usual")]
     choices = ",".join(leaf for leaf in leaves if isinstance(leaf, str))
     if words or (choices and len(choices) < _MOST_CHOICES):
         return words[0] if words else f"{{{choices}}}"
@@ -253,22 +299,15 @@ def _word(field: str, marks: Sequence[Any], leaves: Sequence[Any], about: str, n
         if int in leaves or float in leaves:
             return "N" if int in leaves else "X"
     word = field.strip("_").rpartition("_")[2].upper()
-    return word.removesuffix("S") if nargs == "*" else word
+    return word.removesuffix("S") if most is None else word
 
 
 def _unknown(text: str, options: Sequence[CommandOption], command: str) -> str:
-    """Return the error for an unknown argument, with the nearest options."""
-    if not text.startswith("-"):
-        return f"{text!r} is one value too many; see graticule {command} --help."
+    """Return the error for an unknown option, with the nearest ones."""
     names = [f"--{option.name}" for option in options if not option.positional]
-    near = difflib.get_close_matches(text.partition("=")[0], names, n=2)
+    near = difflib.get_close_matches(text.partition("=")[0].replace("_", "-"), names, n=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"unknown option {text!r}; {hint}graticule {command} --help-all lists all."
-
-
-def _dashed(text: str) -> str:
-    name, equals, value = text.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if text.startswith("--") else text
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -276,9 +315,9 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _parts(kind: Any) -> tuple[list[Any], Any, list[Any]]:
+def _parts(kind: Any) -> tuple[list[str], Any, list[Any]]:
     """Return the marks of an annotated type, the list or tuple in it if there is one, and its types and words."""
-    marks = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, str | Range)]
+    marks = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, str)]
     sequence = kind if get_origin(kind) in (list, tuple) else None
     inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
     leaves = [] if inner else [kind]

@@ -18,6 +18,7 @@ from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import BrokenContract, install, known_name, printable
 from graticule.registry.plugins import describe_error, load_named_plugins, plugin_line
+from graticule.system.allocator import keep_freed_memory
 
 #: Group -> command -> its purpose; each command is a module of graticule.lab.commands, imported when it is called.
 _GROUPS = {
@@ -44,6 +45,8 @@ _GROUPS = {
         "new": "write a template of a plugin, and a test for it",
         "export": "write a model for ONNX Runtime or torch.export, or its weights",
         "publish": "write a run as a folder for the Hugging Face hub",
+        "resize": "resize the position embeddings of a model, and save it",
+        "debias": "remove position information from features, and save the model",
     },
 }
 COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
@@ -121,16 +124,22 @@ def _run(arguments: list[str]) -> int:
         return _run([*arguments[1:], "--help"])
     _quiet()
     _share_cores()
+    keep_freed_memory()
     arguments = load_named_plugins(arguments)
     name = known_name("COMMAND", arguments[0], COMMANDS)
     return (_run_resumable if name in RESUMABLE else _run_command)(name, arguments[1:])
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    from graticule.lab.commands.declared import DECLARED, parse_declared  # not needed for the list of commands
+    """Read the options of a command, without PyTorch, and run it."""
+    from graticule.lab.commands.options import parse  # not needed for the list of commands
 
-    options = parse_declared(name, arguments) if name in DECLARED else arguments
-    return import_module(f"graticule.lab.commands.{name}").run(options)
+    command = import_module(f"graticule.lab.commands.{name}")
+    if hasattr(command, "read"):
+        options = command.read(arguments)
+    else:
+        options = parse(getattr(command, f"{name.title()}Options"), name, arguments)
+    return command.run(options)
 
 
 def _run_resumable(name: str, arguments: list[str]) -> int:

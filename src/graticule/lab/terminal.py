@@ -31,7 +31,7 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
 INTERVAL = 30.0
 
 
-class Lines(tqdm):
+class PlainProgress(tqdm):
     """A bar that prints a line every 30 seconds, for a stderr that is a file or a pipe."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -63,5 +63,5 @@ def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
     from tqdm.auto import tqdm as notebook_tqdm  # imports asyncio
 
-    kind: type[tqdm[Any]] = Lines if hidden(True) else notebook_tqdm
+    kind: type[tqdm[Any]] = PlainProgress if hidden(True) else notebook_tqdm
     return kind(*arguments, disable=not wanted, **options)

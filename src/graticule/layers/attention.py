@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.position.bias import Bias
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.registry.checks import checked
+from graticule.registry.fields import Channels, Positive, ShareBelowOne, SmallCount
 
 
 class Attention(nn.Module):
@@ -47,12 +48,12 @@ class Attention(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
+        dim: Channels,
+        num_heads: SmallCount = 8,
         qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        scale: float | None = None,
+        attn_drop: ShareBelowOne = 0.0,
+        proj_drop: ShareBelowOne = 0.0,
+        scale: Positive | None = None,
         cosine: bool = False,
         proj_bias: bool = True,
         qkv: nn.Module | None = None,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.layers.attention import Attention
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import Channels, Ratio, ShareBelowOne, SmallCount
 
 
 @register_notrace_module  # torch.fx records the call as one node, because it depends on the position
@@ -51,13 +52,13 @@ class Block(nn.Module):
     @checked
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
-        mlp_ratio: float = 4.0,
+        dim: Channels,
+        num_heads: SmallCount,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
+        proj_drop: ShareBelowOne = 0.0,
+        attn_drop: ShareBelowOne = 0.0,
+        drop_path: ShareBelowOne = 0.0,
         norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
         act_layer: type[nn.Module] = nn.GELU,
         attn: nn.Module | None = None,

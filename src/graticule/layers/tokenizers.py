@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
 from graticule.registry.checks import Checked
+from graticule.registry.fields import Side
 
 
 class Patches(PatchEmbed):
@@ -102,7 +103,7 @@ class Tokenizer(Checked, nn.Module, ABC):
     A subclass also takes `in_chans`, the channels of the image, and `embed_dim`, D.
     """
 
-    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+    def __init__(self, img_size: tuple[Side, Side], patch_size: tuple[Side, Side]) -> None:
         super().__init__()
         self.img_size = img_size
         self.patch_size = patch_size

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graticule.position.grid import Grid
 from graticule.position.places import Shape
-from graticule.system.symbolic import holds
+from graticule.system.symbolic import is_statically_true
 
 
 class TokenMlp(NamedTuple):
@@ -101,7 +101,7 @@ class Displacements(NamedTuple):
 
         .. math:: y_i = \sum_j t[p_j - p_i] x_j = F^{-1}(F(k) \odot F(x)), \quad k[p] = t[-p]
         """
-        if holds(x.numel() == 0):  # which MKL does not transform
+        if is_statically_true(x.numel() == 0):  # which MKL does not transform
             return x
         shape, axes = self.grid.shape, tuple(range(-len(self.grid.shape), 0))
         wide = torch.promote_types(x.dtype, torch.float32)

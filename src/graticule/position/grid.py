@@ -9,10 +9,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from graticule.position.places import Axis, Places, Shape, axis_of, by, check_counts, lattice, ravel, sample_map
+from graticule.position.places import (
+    Axis,
+    Shape,
+    TokenCoordinates,
+    axis_of,
+    by,
+    check_counts,
+    lattice,
+    ravel,
+    sample_map,
+)
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import check_sides, format_value
-from graticule.system.symbolic import ceiling, holds
+from graticule.system.symbolic import ceiling, is_statically_true
 
 #: Maximum number of tokens: no machine can hold the pairs of more.
 _MOST = 2**24
@@ -86,7 +96,7 @@ class Crop:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Grid(Places):
+class Grid(TokenCoordinates):
     """`prefix` tokens (class, distillation, registers), then the patches of a grid, the last axis fastest.
 
     It has any number of axes, the first the slowest: `Grid(7)` is a text, `Grid(14, 14)` an image of rows and columns,
@@ -158,7 +168,9 @@ class Grid(Places):
 
     def has_shape(self, shape: Shape) -> bool:
         """Return whether its shape is `shape`; in a program exported for any size, whether it always is."""
-        return len(self.shape) == len(shape) and all(holds(a == b) for a, b in zip(self.shape, shape, strict=True))
+        return len(self.shape) == len(shape) and all(
+            is_statically_true(a == b) for a, b in zip(self.shape, shape, strict=True)
+        )
 
     @classmethod
     def of_image(cls, image: Shape, patch: Shape, prefix: int = 0) -> Grid:
@@ -205,7 +217,7 @@ class Grid(Places):
         """Flattened index, among the patches, of the one at half of each side, (H // 2, W // 2) in an image."""
         return int(ravel([side // 2 for side in self.shape], self.shape))
 
-    def alike(self, patches: int, shape: Shape | None = None) -> Grid | None:
+    def infer_grid(self, patches: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of `patches` rows of a checkpoint; None if it cannot be inferred.
 
         It is `shape`, if one is recorded or given and it has as many patches. Without it, as in checkpoints of other
@@ -222,9 +234,9 @@ class Grid(Places):
         side = round(patches ** (1 / axes))
         return Grid(*[side] * axes) if side**axes == patches else None
 
-    def alike_table(self, rows: int, shape: Shape | None = None) -> Grid | None:
-        """Infer the grid of a checkpoint's table of `rows` offsets, as `alike` does; None if it cannot be inferred."""
-        table = Grid(*self.table).alike(rows, shape and Grid(*shape).table)
+    def infer_grid_from_offsets(self, rows: int, shape: Shape | None = None) -> Grid | None:
+        """Infer the grid of a table of `rows` offsets, as `infer_grid` does; None if it cannot be inferred."""
+        table = Grid(*self.table).infer_grid(rows, shape and Grid(*shape).table)
         if table is None or not all(side % 2 for side in table.shape):
             return None
         return Grid(*((side + 1) // 2 for side in table.shape))
@@ -282,7 +294,7 @@ class Grid(Places):
         """Return the grid of a window of `side` patches on each axis, no larger than this grid."""
         if not isinstance(side, int) or side < 1:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
-        return Grid(*(side if holds(side <= most) else min(side, most) for most in self.shape))
+        return Grid(*(side if is_statically_true(side <= most) else min(side, most) for most in self.shape))
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""
@@ -370,11 +382,11 @@ class Grid(Places):
         row, middle = self.table_rows(device)
         return (row + middle)[:, None] - row
 
-    def lags(self, device: torch.device | str | None = None) -> Tensor:
+    def unique_offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return every different offset once, as a map, (2H-1, 2W-1, 2) of an image."""
         return lattice(*self.displacements(device)).unflatten(0, self.table)
 
-    def of_lags(self, values: Tensor) -> Tensor:
+    def expand_offsets(self, values: Tensor) -> Tensor:
         index = self.offset_index(values.device)
         return values.index_select(1, index.flatten()).unflatten(1, index.shape)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import Checked, checked, known_name
+from graticule.registry.fields import Channels, Depth, LayerIndex, SmallCount, SmallWhole
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -22,7 +23,7 @@ class TableScale(nn.Module):
     """gamma * w, with one gamma (`channels=1`) or one per channel; `shift` adds beta."""
 
     @checked
-    def __init__(self, channels: int, shift: bool = False) -> None:
+    def __init__(self, channels: SmallCount, shift: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if shift else None
@@ -107,29 +108,29 @@ class Joining(Checked, nn.Module, ABC):
             layers get nothing. All by default.
 
     `joined` are the indices of the joined layers and `layers` is their number. `tables` is the number of tables that it
-    joins: one, unless each layer has its own.
+    accepts: one, unless each layer has its own.
     """
 
     #: True if it adds a table once, which reaches every layer through the residual stream.
-    once: ClassVar[bool] = False
+    added_once: ClassVar[bool] = False
     #: True if each layer has a table of its own.
     per_layer: ClassVar[bool] = False
     #: True if it passes w to every layer, separately or by adding it to the residual stream.
-    repeats: ClassVar[bool] = True
+    added_per_layer: ClassVar[bool] = True
     #: True if layers get something for all pairs of tokens, which windows cannot use.
     whole_grid: ClassVar[bool] = False
     #: Kinds that it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
-    joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
+    accepts: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
-    def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, depth: Depth, layers: LayerIndex | tuple[LayerIndex, ...] | None = None) -> None:
         super().__init__()
         self.depth = depth
-        self.joined = joined_layers(depth, layers)
+        self.layer_indices = joined_layers(depth, layers)
 
     @property
     def layers(self) -> int:
         """Return the number of joined layers."""
-        return len(self.joined)
+        return len(self.layer_indices)
 
     @property
     def tables(self) -> int:
@@ -147,7 +148,7 @@ class Joining(Checked, nn.Module, ABC):
         Raises:
             ValueError: naming the option.
         """
-        if self.once and joined == "table" and "layers" in options:
+        if self.added_once and joined == "table" and "layers" in options:
             raise ValueError(
                 f"`layers` must be left out with joining {JOININGS.name_of(type(self))!r} and an absolute encoding: it "
                 "is added once and reaches every layer."
@@ -160,7 +161,7 @@ class Joining(Checked, nn.Module, ABC):
     def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Return the same, and the table (N, D) that the next stage of a pyramid joins (see `join`)."""
         positions, last = self.join(*tables)
-        return fill_layers(positions, self.joined, self.depth), last
+        return fill_layers(positions, self.layer_indices, self.depth), last
 
     @abstractmethod
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
@@ -170,8 +171,8 @@ class Joining(Checked, nn.Module, ABC):
         """
 
     def extra_repr(self) -> str:
-        first = self.joined == tuple(range(self.layers))
-        return f"depth={self.depth}, layers={self.layers if first else list(self.joined)}"
+        first = self.layer_indices == tuple(range(self.layers))
+        return f"depth={self.depth}, layers={self.layers if first else list(self.layer_indices)}"
 
 
 #: The joinings by name.
@@ -204,9 +205,9 @@ class Default(Joining):
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
 
-    once = True
-    repeats = False
-    joins = frozenset({"table", "bias", None})
+    added_once = True
+    added_per_layer = False
+    accepts = frozenset({"table", "bias", None})
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before the first layer."""
@@ -229,10 +230,10 @@ class Concatenation(Joining):
         layers: left out, as with `Default` and a table.
     """
 
-    once = True
-    repeats = False
+    added_once = True
+    added_per_layer = False
 
-    def __init__(self, dim: int, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, dim: Channels, depth: Depth, layers: LayerIndex | tuple[LayerIndex, ...] | None = None) -> None:
         super().__init__(depth, layers)
         #: V_2, (D, D).
         self.projection = nn.Parameter(torch.eye(dim))
@@ -262,7 +263,7 @@ class Unshared(Joining):
     """
 
     per_layer = True
-    repeats = False
+    added_per_layer = False
 
     @property
     def tables(self) -> int:
@@ -316,11 +317,11 @@ class Tupe(Joining):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        num_heads: int = 1,
-        prefix: int = 0,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        num_heads: SmallCount = 1,
+        prefix: SmallWhole = 0,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         norm: bool = False,
     ) -> None:
         super().__init__(depth, layers)
@@ -365,14 +366,14 @@ class LapeSharing(Joining):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         decomposition: Decomposition = "layer_norm",
     ) -> None:
         super().__init__(depth, layers)
         build = DECOMPOSITIONS[known_name("decomposition", decomposition, DECOMPOSITIONS)]
-        self.norms = PerLayer((build(dim) for _ in self.joined), self.joined)
+        self.norms = PerLayer((build(dim) for _ in self.layer_indices), self.layer_indices)
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
         """Refuse `decomposition` without a table."""
@@ -422,13 +423,13 @@ class Lape(LapeSharing):
         over: the axis that a relative bias is normalized over.
     """
 
-    joins = frozenset({"table", "bias"})
+    accepts = frozenset({"table", "bias"})
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        layers: int | tuple[int, ...] | None = None,
+        dim: Channels,
+        depth: Depth,
+        layers: LayerIndex | tuple[LayerIndex, ...] | None = None,
         decomposition: Decomposition = "layer_norm",
         over: Literal["keys", "heads"] = "keys",
     ) -> None:

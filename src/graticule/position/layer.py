@@ -24,7 +24,7 @@ class FieldKind(NamedTuple):
     function_input: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
-    refuses: the changes of the tokens that it cannot follow.
+    unsupported: the changes of the tokens that it cannot follow.
     stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
     """
 
@@ -33,7 +33,7 @@ class FieldKind(NamedTuple):
     function_input: str = ""
     combine: Callable[[Any, Any], Any] | None = None
     pairs: bool = False
-    refuses: tuple[type[TokenSelection], ...] = ()
+    unsupported: tuple[type[TokenSelection], ...] = ()
     stacked: int = 0
 
 
@@ -102,16 +102,16 @@ _of_tokens = partial(_function, (-2,), (-2,))
 _of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
 ADDED = FieldKind(_rows, ("N D",), combine=_plus)
-RESIDUAL = FieldKind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(TextSlice, Subset))
-INPUTS = FieldKind(_of_tokens, function_input="B N D", refuses=(TextSlice, Subset))
+RESIDUAL = FieldKind(_of_tokens, ("B N D",), "B N D", _chain, unsupported=(TextSlice, Subset))
+INPUTS = FieldKind(_of_tokens, function_input="B N D", unsupported=(TextSlice, Subset))
 BIAS = FieldKind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
-KEY_BIAS = FieldKind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
-VALUE_BIAS = FieldKind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(TextSlice, WithPrefix))
-POSITIONAL = FieldKind(_attention, pairs=True, refuses=(TextSlice, Subset))
+KEY_BIAS = FieldKind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, unsupported=(TextSlice, WithPrefix))
+VALUE_BIAS = FieldKind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, unsupported=(TextSlice, WithPrefix))
+POSITIONAL = FieldKind(_attention, pairs=True, unsupported=(TextSlice, Subset))
 ROTARY = FieldKind(_rotation, pairs=True, stacked=3)
 SCALE = FieldKind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True, stacked=2)
-MIXING = FieldKind(_mixing, refuses=(TextSlice, WithPrefix, Subset))
-SPATIAL = FieldKind(_numbers, ("N", "h N"), combine=_plus, refuses=(TextSlice, WithPrefix, Subset))
+MIXING = FieldKind(_mixing, unsupported=(TextSlice, WithPrefix, Subset))
+SPATIAL = FieldKind(_numbers, ("N", "h N"), combine=_plus, unsupported=(TextSlice, WithPrefix, Subset))
 
 
 MixingWeights = Tensor | Displacements | TokenMlp
@@ -230,7 +230,7 @@ class LayerPosition(NamedTuple):
         for field, value in zip(self._fields, self, strict=True):
             if value is not None:
                 kind = FIELD_KINDS[field]
-                if isinstance(tokens, kind.refuses):
+                if isinstance(tokens, kind.unsupported):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
                 changed[field] = kind.take(value, tokens)
         return LayerPosition(**changed)

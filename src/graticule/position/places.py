@@ -1,4 +1,4 @@
-"""Places of tokens: shapes, coordinates along an axis, the interface of grids, and points without a grid."""
+"""TokenCoordinates of tokens: shapes, coordinates along an axis, the interface of grids, and points without a grid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_counts(name: str, counts: Sequence[Any], least: int) -> None:
             raise ValueError(f"`{name}` must be at least {least}, got {count}.")
 
 
-def letters(axes: int) -> Sequence[str]:
+def axis_letters(axes: int) -> Sequence[str]:
     """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a video or volume."""
     return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
 
@@ -51,7 +51,7 @@ def axis_names(axes: int) -> Sequence[str]:
     return [*(f"axis {axis}" for axis in range(axes - 3)), *("frame", "row", "column")[max(3 - axes, 0) :]]
 
 
-class Places(ABC):
+class TokenCoordinates(ABC):
     """`prefix` tokens without a position, then tokens with coordinates: the patches of a `Grid`, or `Points`."""
 
     prefix: int
@@ -78,12 +78,12 @@ class Places(ABC):
         """Return p_i - p_j for every pair of these tokens, (N, N, axes)."""
 
     @abstractmethod
-    def lags(self, device: torch.device | str | None = None) -> Tensor:
-        """Return offsets, (..., axes), for a function that is computed once for each; see `of_lags`."""
+    def unique_offsets(self, device: torch.device | str | None = None) -> Tensor:
+        """Return offsets, (..., axes), for a function that is computed once for each; see `expand_offsets`."""
 
     @abstractmethod
-    def of_lags(self, values: Tensor) -> Tensor:
-        """Return the values of all pairs, (heads, N, N), from the values of all lags, (heads, lags)."""
+    def expand_offsets(self, values: Tensor) -> Tensor:
+        """Return the values of all pairs, (heads, N, N), from the values of all offsets, (heads, offsets)."""
 
     @property
     def tokens(self) -> int:
@@ -112,7 +112,7 @@ class Places(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Points(Places):
+class Points(TokenCoordinates):
     """`prefix` tokens, then tokens at any coordinates: merged or irregular tokens, sensors, tiles of a map.
 
     They have no order and no neighbors, so only encodings that are functions of coordinates take them. An encoding is
@@ -205,9 +205,9 @@ class Points(Places):
         places = self.coordinates(device)
         return places[:, None] - places
 
-    lags = offsets
+    unique_offsets = offsets
 
-    def of_lags(self, values: Tensor) -> Tensor:
+    def expand_offsets(self, values: Tensor) -> Tensor:
         return values.unflatten(1, (self.patches, self.patches))
 
     def order(self, device: torch.device | str | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, Layers, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
-from graticule.position.places import Places, Points
+from graticule.position.places import Points, TokenCoordinates
 from graticule.registry.checks import BrokenContract, Checked, format_value
 from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
@@ -40,7 +40,7 @@ class Position(nn.Module, ABC):
         super().__init__()
         self.register_forward_pre_hook(_check_grid, with_kwargs=True)
 
-    def __call__(self, grid: Places, **options: Any) -> Any:
+    def __call__(self, grid: TokenCoordinates, **options: Any) -> Any:
         """Return the same as `forward`, after the hooks; points of each sample are computed one after the other.
 
         Autocast does not reduce its precision: it is computed once for all images, and its errors are in all of them.
@@ -125,7 +125,7 @@ class Position(nn.Module, ABC):
 def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a grid of another number of axes, and a crop that a part of a position cannot encode."""
     grid: Grid = args[0] if args else kwargs["grid"]
-    if not isinstance(grid, Places):
+    if not isinstance(grid, TokenCoordinates):
         raise ValueError(f"`grid` must be a graticule.Grid or Points, got {format_value(grid)}; Grid(4, 4) makes one.")
     axes: Any = position.axes
     if axes is not None and grid.ndim != axes:
@@ -290,7 +290,7 @@ class Encoding(GridModule, ABC):
     """
 
     #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
-    joined: ClassVar[Literal["table", "bias"] | None] = None
+    joinable_as: ClassVar[Literal["table", "bias"] | None] = None
     #: True if it can be restricted to some layers (option `layers` of the joining or of the encoding).
     layered: ClassVar[bool] = True
     #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
@@ -466,7 +466,7 @@ class SharedPosition(Position, ABC):
         super().__init__()
         self.encoding: Any = encoding
         self.depth = depth
-        self.joined = joined_layers(depth, layers)
+        self.layer_indices = joined_layers(depth, layers)
 
     @abstractmethod
     def layer_positions(self, grid: Grid) -> list[LayerPosition]:
@@ -475,7 +475,9 @@ class SharedPosition(Position, ABC):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`."""
         positions = self.layer_positions(grid.within)
-        return fill_layers(positions * len(self.joined) if len(positions) == 1 else positions, self.joined, self.depth)
+        return fill_layers(
+            positions * len(self.layer_indices) if len(positions) == 1 else positions, self.layer_indices, self.depth
+        )
 
 
 class CombinedPosition(Position):

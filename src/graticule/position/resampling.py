@@ -22,7 +22,7 @@ from torch import Tensor
 from graticule.registry.checks import Checked
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
-from graticule.system.symbolic import as_tensor, holds
+from graticule.system.symbolic import as_tensor, is_statically_true
 
 Size = tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Resampler(Checked, ABC):
         As many axes are resampled as `size` has, the last ones.
         """
         old = tuple(image.shape[-len(size) :])
-        if all(holds(a == b) for a, b in zip(old, size, strict=True)):
+        if all(is_statically_true(a == b) for a, b in zip(old, size, strict=True)):
             return image
         wide = image.to(torch.promote_types(image.dtype, torch.float32))
         *first, last = (matrix.to(wide.dtype) for matrix in self.matrices(old, size, image.device))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.system.symbolic import ceiling, holds
+from graticule.system.symbolic import ceiling, is_statically_true
 
 
 class Tile(NamedTuple):
@@ -160,7 +160,7 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
     Each comes with the part of a window that it covers.
     """
     length = (side - shift) // step * step
-    if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
+    if is_statically_true(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
         length = side - step if shift else side
     end = shift + length
     cuts = [

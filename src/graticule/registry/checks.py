@@ -1,4 +1,4 @@
-"""Checks of arguments against their annotated types and the ranges of their names."""
+"""Checks of arguments against their annotated types, and the limits in these."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 #: The most names that an error lists.
@@ -77,68 +77,11 @@ class BrokenContract(TypeError):
     """A method of a user's class returns something else than its documentation says."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1).
-
-    The default limits are those of any number: beyond them, integers and 32-bit floats overflow.
-    """
-
-    least: float = -1e18
-    most: float = 1e18
-    open: bool = False
-    share: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """Check that a number is in the range."""
-        if self.share and not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be in [0, 1), got {format_value(value)}.")
-        if value < self.least or (self.open and value <= self.least):
-            rule = "positive" if self.open and not self.least else f"at least {self.least:,}"
-            raise ValueError(f"`{name}` must be {rule}, got {format_value(value)}.")
-        if value > self.most:
-            raise ValueError(f"`{name}` must be at most {self.most:,}, got {format_value(value)}.")
-
-
-_CHANNELS = Range(1, 2**20)
-_MANY = Range(most=2**20)  # each function checks its own minimum
-_SIDE = Range(1, 2**16)
-_POSITIVE = Range(0, 1e9, open=True)
-_SHARE = Range(share=True)
-#: Name of an argument -> the range of its value. A name means the same everywhere. The upper limits are far beyond any
-#: model; they refuse numbers that no machine can handle.
-RANGES: dict[str, Range] = {
-    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "neck_dim"), _CHANNELS),
-    # of an encoding or a head: some of them are computed for every patch or pair of patches
-    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points", "clip"), Range(1, 2**16)),
-    "heads": Range(most=2**16),
-    **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
-    "octave": Range(1, 100),
-    **dict.fromkeys(("img_size", "patch_size", "patch_frames", "window", "window_size"), _SIDE),
-    **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
-    **dict.fromkeys(("layers", "convs"), Range(most=1000)),
-    **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
-    **dict.fromkeys(("windows", "sr_ratios", "head_dim", "kernel", "buckets", "max_distance"), _MANY),
-    "batch_size": Range(1, 2**24),
-    "num_classes": Range(0, 2**24),
-    "vocab_size": Range(1, 2**28),
-    "context": Range(1, 2**24),
-    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
-    **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
-    **dict.fromkeys(("locality", "lowest"), _POSITIVE),
-    **dict.fromkeys(("local_shift", "slopes"), Range(0)),
-    "std": Range(0, 1e9),
-    **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
-    "patch_drop_rate": _SHARE,
-    **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path", "zeros"), _SHARE),
-}
-
-
 def checked(function: F) -> F:
     """Decorate a function so that its arguments are checked before it does anything.
 
     An argument must have its annotated type, as far as that consists of numbers, strings, booleans, sequences of them
-    and classes. A number must be finite and in its range in `RANGES`.
+    and classes. A number must be finite and within the limits of its type, such as `Annotated[int, Field(ge=1)]`.
 
     Raises:
         TypeError: when it is called with an argument of another type.
@@ -152,7 +95,7 @@ def checked(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not hints:
-            hints.update(typing.get_type_hints(function), **{"return": None})
+            hints.update(typing.get_type_hints(function, include_extras=True), **{"return": None})
         try:
             values = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -177,7 +120,7 @@ class Checked:
 
 
 def check(name: str, value: Any, kind: Any) -> None:
-    """Check that the argument `name` has the type `kind` and is in its range."""
+    """Check that the argument `name` has the type `kind`, within its limits."""
     if not _matches(value, kind):
         literals = [part for part in _alternatives(kind) if typing.get_origin(part) is Literal]
         choices = [word for part in literals for word in typing.get_args(part)]
@@ -185,7 +128,7 @@ def check(name: str, value: Any, kind: Any) -> None:
             known_name(name, value, choices)
         got = f"{type(value).__name__}; {TENSORS}" if name == "images" else format_value(value)
         raise TypeError(f"`{name}` must be {type_words(kind)}, got {got}.")
-    check_numbers(name, value)
+    check_numbers(name, value, kind)
     if hasattr(value, "is_sparse"):
         check_tensor(name, value)
     elif hasattr(value, "original_name") and hasattr(value, "graph"):
@@ -215,14 +158,24 @@ def _check_batch(model: Any, images: Any) -> None:
         )
 
 
-def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
-    """Check that `value`, or each value of a sequence, is finite and within `limits`, by default those of its name."""
-    limits = RANGES.get(name, Range()) if limits is None else limits
+def check_numbers(name: str, value: Any, kind: Any = None) -> None:
+    """Check that `value`, or each value of a sequence, is finite and within the limits of the annotated type `kind`."""
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):
             if not is_integer(number) and not math.isfinite(number):  # an integer may be too large for a float
                 raise ValueError(f"`{name}` must be finite, got {format_value(value)}.")
-            limits.check(name, number)
+            for rule, limit in _limits(kind):
+                if not _WITHIN[rule](number, limit):
+                    raise ValueError(f"`{name}` must be {_LIMITS[rule]} {limit:,}, got {format_value(number)}.")
+
+
+@functools.cache
+def _limits(kind: Any) -> tuple[tuple[str, float], ...]:
+    """Return the limits in an annotated type, by the names of pydantic's `Field`; those of any number are the last."""
+    marks = [part for mark in getattr(kind, "__metadata__", ()) for part in getattr(mark, "metadata", ())]
+    limits = [(rule, getattr(mark, rule)) for mark in marks for rule in _LIMITS if hasattr(mark, rule)]
+    inner = [limit for part in typing.get_args(kind) for limit in _limits(part) if limit not in _ANY]
+    return (*limits, *inner, *_ANY)
 
 
 def type_words(kind: Any) -> str:
@@ -302,6 +255,17 @@ def _plural(kind: Any) -> str:
     head, of, inner = noun.partition(" of ")
     return f"{head}s{of}{inner}"
 
+
+#: Rule of pydantic's `Field` -> its words, and its condition.
+_LIMITS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
+_WITHIN: dict[str, Callable[[Any, Any], bool]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+}
+#: Limits of any number: beyond them, integers and 32-bit floats overflow.
+_ANY = (("ge", -1e18), ("le", 1e18))
 
 #: Type -> its values, in words and as a condition; numbers can be NumPy's, and booleans are no numbers.
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {

@@ -36,6 +36,17 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
 ShareAboveZero = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
+#: Of arguments of models. The upper limits are far beyond any model; they refuse numbers that no machine can handle.
+Channels = Annotated[int, Field(ge=1, le=2**20)]
+#: Heads, groups, or values of an encoding, some of which are computed for every pair of patches.
+SmallCount = Annotated[int, Field(ge=1, le=2**16)]
+SmallWhole = Annotated[int, Field(ge=0, le=2**16)]
+Depth = Annotated[int, Field(ge=1, le=1000)]
+#: Of integers whose minimum each function checks.
+LayerIndex = Annotated[int, Field(le=1000)]
+Bounded = Annotated[int, Field(le=2**20)]
+Classes = Annotated[int, Field(ge=0, le=2**24)]
+Ratio = Annotated[float, Field(gt=0, le=1000)]
 
 #: The maximum size of a JSON file, in bytes, and the maximum depth of its nesting.
 _LARGEST, _DEEPEST = 4 << 20, 32
@@ -84,7 +95,7 @@ def as_kind(kind: Any, value: Any, where: str) -> Any:
         return adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = max(error.errors(include_url=False), key=lambda part: len(part["loc"]))  # of the type that fits best
-        rule = "must have more values" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
+        rule = "must have more values" if first["type"] == "missing" else _plain_words(first["msg"])
         raise ValueError(f"{where} {rule}, got {format_value(value)}.") from None
 
 
@@ -146,6 +157,11 @@ def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
         options = get_type_hints(kind)[str(first["loc"][0])]
         return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
     rule = re.sub(r"a dictionary or an instance of (_\w+|ModelWords)", "a valid dictionary", first["msg"])
-    for words, type_name in _WORDS.items():
-        rule = rule.replace(words, type_name)
-    return f"{name} {rule}, got {format_value(first['input'])}"
+    return f"{name} {_plain_words(rule)}, got {format_value(first['input'])}"
+
+
+def _plain_words(rule: str) -> str:
+    """Return a rule of pydantic in the words of `check_numbers`."""
+    for words, ours in _WORDS.items():
+        rule = rule.replace(words, ours)
+    return rule

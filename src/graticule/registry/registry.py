@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
-from graticule.registry.checks import Range, check_numbers, known_name
+from graticule.registry.checks import check_numbers, known_name
 from graticule.registry.fields import as_kind
 from graticule.registry.plugins import Definition, check_class, note_file, replaces, source_of
 from graticule.registry.specs import Spec, parse_sum
@@ -171,8 +171,8 @@ class Registry(NameTable[str, T]):
         return super().register(name, check)
 
     def __getitem__(self, name: str) -> T:
-        cure = "" if name in self else _other_kind(self.kind, name)
-        return super().__getitem__(known_name(self.kind, name, self, cure))
+        hint = "" if name in self else _other_kind(self.kind, name)
+        return super().__getitem__(known_name(self.kind, name, self, hint))
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""
@@ -215,7 +215,7 @@ def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec
             hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
             raise ValueError(f"`{argument}` {spec.name} must not have the option {name!r}{hint}.")
         values[name] = as_kind(options[name].kind, value, f"`{name}` of {argument} {spec.name}")
-        check_numbers(name, values[name], Range())
+        check_numbers(name, values[name])
     missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
     if missing:
         raise ValueError(f"`{argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")

@@ -26,6 +26,7 @@ from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, Position
 from graticule.registry.checks import checked, install, known_name
+from graticule.registry.fields import Side
 from graticule.surgery.export_program import Exportable, Program, Size, Sizes, trace
 from graticule.system.files import write_whole
 
@@ -226,7 +227,7 @@ def export(
     path: str | Path,
     format: str | None = None,
     *,
-    img_size: int | tuple[int, ...] | None = None,
+    img_size: Side | tuple[Side, ...] | None = None,
     dynamic: Sequence[str] = (),
     features: Sequence[int] = (),
     int8: bool = False,

@@ -130,7 +130,7 @@ class Exportable:
             grid = model.grid_at(tuple(many * side for side in model.coarsest_patch))
         windows = []
         for stage, stage_grid in enumerate(model.position_grids(grid)):
-            parts = [part for places in model.where(stage, stage_grid) for part in places]
+            parts = [part for places in model.block_arguments(stage, stage_grid) for part in places]
             shapes = [places.window.shape for places in parts if isinstance(places, Windows)]
             shapes += grid.windows[stage : stage + 1]
             windows.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(self.size))))

@@ -11,13 +11,14 @@ from graticule.checkpoints.read import check_whole
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import Position
 from graticule.registry.checks import checked
+from graticule.registry.fields import Side
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @checked
 def fold(
-    model: Model, img_size: int | tuple[int, int] | tuple[int, int, int] | None = None, sizes: int | None = None
+    model: Model, img_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None, sizes: int | None = None
 ) -> Model:
     """Replace the position information of `model` by constants, in place, and return the model in evaluation mode.
 

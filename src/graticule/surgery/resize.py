@@ -24,6 +24,7 @@ from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
+from graticule.registry.fields import Side, SmallCount
 from graticule.registry.registry import NameTable
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
@@ -124,7 +125,7 @@ def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
 
 def table_of(module: Any) -> Any:
     """Return the kind of table in a module or module class: one of positions or of displacements."""
-    return getattr(module, "holds", "positions")
+    return getattr(module, "table_kind", "positions")
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -137,11 +138,11 @@ LIBRARIES: NameTable[str, Callable[..., None]] = NameTable(
 @checked
 def resize(
     model: Model,
-    img_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
+    img_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None,
     resampler: str | Spec | None = None,
     *,
-    patch_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
-    channels: int | None = None,
+    patch_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None,
+    channels: SmallCount | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
 

@@ -1,9 +1,7 @@
-"""The memory of the machine and of this process, and checks that a model fits into it."""
+"""The memory of the machine, and checks that a model fits into it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import threading
@@ -20,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from graticule.system.symbolic import holds
+from graticule.system.symbolic import is_statically_true
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -53,18 +51,6 @@ def free_memory(device: torch.device | str | None = None) -> int | None:
     return min(limits, default=None)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed tensors for the next ones; elsewhere, this does nothing.
-
-    Otherwise the buffers of each training step are mapped and cleared anew, most of all in Dask's workers, whose
-    MALLOC_TRIM_THRESHOLD_ turns off glibc's adaptive thresholds.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        for threshold in (trim_threshold, mmap_threshold):
-            ctypes.CDLL(None).mallopt(threshold, 2**31 - 1)
-
-
 def _numbers(path: str) -> dict[str, int]:
     """Read lines of a name, or none, and a number; none of a file that does not exist."""
     try:
@@ -81,7 +67,7 @@ _PARAMETERS: ContextVar[float] = ContextVar("parameters", default=math.inf)
 
 def check_memory(argument: str, what: str, size: float, device: torch.device | str | None = None) -> None:
     """Check that `size` bytes fit into the free memory of a device; in code that is compiled, nothing is checked."""
-    if torch.compiler.is_compiling() or not holds(size > _SMALL):
+    if torch.compiler.is_compiling() or not is_statically_true(size > _SMALL):
         return
     free = free_memory(device)
     if free is not None and size > free:

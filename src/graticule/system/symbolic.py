@@ -13,12 +13,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 _compiler: Any = torch.compiler
 
 
-def holds(condition: bool) -> bool:
+def is_statically_true(condition: bool) -> bool:
     """Return a condition on sizes; while `torch.export` traces a model, return whether it holds for all sizes.
 
     An exported program has no branches: if a size is dynamic, the path that is correct for every size must be traced.
-    So a shortcut for some sizes is taken `if holds(...)`, and the general path must give the same result at these
-    sizes.
+    So a shortcut for some sizes is taken `if is_statically_true(...)`, and the general path must give the same result
+    at these sizes.
     """
     if _compiler.is_exporting():
         return statically_known_true(condition)
@@ -27,7 +27,7 @@ def holds(condition: bool) -> bool:
 
 def ceiling(size: int, step: int) -> int:
     """Return size / step, rounded up; the exact quotient if a dynamic size is a multiple of `step`."""
-    return size // step if holds(size % step == 0) else -(-size // step)
+    return size // step if is_statically_true(size % step == 0) else -(-size // step)
 
 
 def as_tensor(sizes: Sequence[float] | Tensor, like: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
 from .identify import Identity as Identity
 from .identify import identify as identify
+from .methods import BrokenLaws as BrokenLaws
 from .methods import check_backbone as check_backbone
 from .methods import check_encoding as check_encoding
 from .methods import check_joining as check_joining
 from .methods import check_model as check_model
 from .methods import check_resampler as check_resampler
+from .model_under_test import NotApplicable as NotApplicable
+from .models import Finding as Finding
+from .models import inspect_model as inspect_model
 from .pairs import BiasCode as BiasCode
 from .pairs import RotationCode as RotationCode
+from .tables import PositionCode as PositionCode
 from .tables import TableCode as TableCode
 from .tables import inspect_code as inspect_code

@@ -315,7 +315,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
     """Return the grid or the windows of each block for images of `size`; `set_input_size` may change windows."""
-    return [model.where(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
+    return [model.block_arguments(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
 
 
 def _batch(case: _Case) -> None:

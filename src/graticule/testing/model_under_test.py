@@ -155,7 +155,7 @@ class ModelUnderTest:
         """
         if isinstance(self.model, Backbone):
             grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
-            return [(at.within.shape, self.model.where(stage, at)) for stage, at in grids]
+            return [(at.within.shape, self.model.block_arguments(stage, at)) for stage, at in grids]
         sides = [getattr(module, "window_size", None) for module in self.model.modules()]
         return [side if pair(side) is not None and pair(side) != self.grid else None for side in sides]
 

@@ -23,6 +23,7 @@ from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.position.rotation import PairRotation
 from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import Side
 from graticule.testing import order
 from graticule.testing.model_under_test import (
     EXACT,
@@ -425,8 +426,8 @@ class Finding:
 @checked
 def inspect_model(
     model: nn.Module,
-    img_size: tuple[int, int] | None = None,
-    patch_size: tuple[int, int] | None = None,
+    img_size: tuple[Side, Side] | None = None,
+    patch_size: tuple[Side, Side] | None = None,
     skip: Collection[str] = (),
 ) -> list[Finding]:
     """Check the position code of any model of images as a black box; the model is not changed.

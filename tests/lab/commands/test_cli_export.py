@@ -12,7 +12,9 @@ import graticule
 from commands import refused, run_command
 from graticule.checkpoints.read import save_weights
 from graticule.dense.factory import create_segmenter
+from graticule.lab.commands.opening import folder_data
 from graticule.lab.data.registry import load_dataset
+from graticule.lab.training.opening import open_model
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
@@ -120,6 +122,32 @@ def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
     assert code == 0 and f"wrote {file}" in out, err
 
 
+def test_a_resized_and_a_debiased_model_are_those_of_the_library(lape_run, tmp_path, capsys):
+    small, clean, folder = tmp_path / "small", tmp_path / "clean", tmp_path / "images"
+    code, out, err = run_command(capsys, "resize", lape_run.folder, 20, 24, "--output", small)
+    assert code == 0 and out == f"wrote {small}\n", err
+    images = torch.randn(2, 1, 20, 24)
+    with torch.no_grad():
+        expected = graticule.resize(lape_run.model(), (20, 24))(images)
+        torch.testing.assert_close(graticule.from_pretrained(small)(images), expected, rtol=0, atol=0)
+    assert json.loads((small / "config.json").read_text())["pretrained_cfg"]["label_names"] == list("0123456789")
+
+    folder.mkdir()
+    digits = load_dataset("digits", "test", None)[0]
+    for number in range(12):
+        digits[80 * number][0].save(folder / f"{number:02}.png")
+    code, out, err = run_command(
+        capsys, "debias", lape_run.folder, "--images", folder, "--output", clean, "--count", 12, "--json"
+    )
+    assert code == 0 and err == f"wrote {clean}\n", err
+    data = folder_data(open_model(str(lape_run.folder)), folder)
+    inputs = data.test_images((28, 28), range(12))[0]
+    debiased = graticule.debias(lape_run.model(), inputs)
+    assert json.loads(out) == json.loads(debiased.certificate.to_json())
+    with torch.no_grad():
+        torch.testing.assert_close(graticule.from_pretrained(clean)(inputs), debiased(inputs))
+
+
 def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, capsys):
     run, new = lape_run.folder, tmp_path / "new"
     cases = [
@@ -133,12 +161,18 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be new"),
+        (("resize", run, 30, "--output", new), "`img_size` must be a positive multiple of the patch size"),
+        (("resize", run, 1, 2, 3, "--output", new), "`size` must be one side in pixels or 2, got 1 2 3"),
+        (("resize", run, 28), "`--output FOLDER` (folder to write to) must be given"),
+        (("debias", run, "--output", new), "`--images FOLDER` (folder of images, at any depth) must be given"),
+        (("debias", run, "--images", new, "--output", new), "which does not exist"),
+        (("debias", run, "--images", new, "--output", new, "--count", 3), "`count` must be at least 9, got 3"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
         (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
         (("publish", new / "x.pth", new), "x.pth', which does not exist"),
         (("publish", run, new, "--joining", "lape"), "`joining` must be left out with '"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
-        (("publish", run, new, "--private"), "`private` must be left out without --push"),
+        (("publish", run, new, "--private"), "`private` must be left out without push, since it has no effect"),
     ]
     for arguments, message in cases:
         assert message in refused(capsys, *arguments)

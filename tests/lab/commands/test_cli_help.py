@@ -10,7 +10,8 @@ import pytest
 from commands import command_options, run_command
 from graticule.lab.arguments import help_page, options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.declared import KINDS, Evaluate, evaluate_options
+from graticule.lab.commands.analyze import KINDS
+from graticule.lab.commands.evaluate import EvaluateOptions, evaluate_options
 from graticule.lab.commands.options import parse
 from graticule.lab.recipes.load import RECIPES, list_recipes
 from graticule.lab.tasks.language import TextEvaluation
@@ -76,7 +77,7 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
 
 def test_evaluate_has_the_options_of_every_task_and_those_of_plugins(monkeypatch):
     fields = {field.name for task in list_tasks().values() for field in dataclasses.fields(task.evaluation)}
-    assert fields <= {field.name for field in dataclasses.fields(Evaluate)}
+    assert fields <= {field.name for field in dataclasses.fields(EvaluateOptions)}
     own = dataclasses.make_dataclass("Own", [("turn", int, 3)], bases=(TextEvaluation,))
     monkeypatch.setattr(list_tasks()["language"], "evaluation", own)
     options: Any = evaluate_options()(models=["RUN"], sizes=["8"], turn=5)

@@ -133,7 +133,10 @@ def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_figures):
         ("analyze mixing POSMLP --query -1x0", "`query` must be a (row, column) inside the"),
         ("analyze mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 1 mixes, got (7, 7)"),
         ("analyze mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
-        ("analyze mixing POSMLP --img-size large", "or HEIGHTxWIDTH, such as 224 or 320x224, got 'large'"),
+        (
+            "analyze mixing POSMLP --img-size large",
+            "must be a sequence of whole numbers, as in --img-size PIXELS ..., got 'large'",
+        ),
         ("analyze mixing POSMLP POSMLP", "`models` must differ"),
         ("analyze mixing POSMLP ./nowhere", "'./nowhere', which does not exist"),
         ("analyze mixing POSMLP GMLP --groups 1", "`groups` must be from 0 to 0"),

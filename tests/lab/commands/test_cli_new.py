@@ -7,10 +7,10 @@ import pytest
 
 from commands import refused, run_command
 from graticule.lab.arguments import options_of
-from graticule.lab.commands.declared import New
+from graticule.lab.commands.new import NewOptions
 from in_turn import in_turn
 
-KINDS = next(option.choices for option in options_of(New) if option.name == "kind")
+KINDS = next(option.choices for option in options_of(NewOptions) if option.name == "kind")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,10 @@ import pytest
 
 from commands import refused, run_command
 from graticule.lab.cli import main
+from graticule.lab.commands.analyze import MixingOptions
+from graticule.lab.commands.compare import parse_choices
+from graticule.lab.commands.options import overridden, parse
+from graticule.lab.recipes.load import load_recipe
 from in_turn import in_turn
 
 
@@ -61,11 +65,12 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
             ") must be given before --sizes, which takes every value up to the next option; see graticule evaluate",
         ),
         ("evaluate --sizes RUN", "must be given before --sizes"),
-        ("analyze attention --without-position --layers 1 RUN", "must be given before --layers"),
         ("analyze translation --shifts 1x0 RUN", "must be given before --shifts"),
-        ("analyze mixing --layers 0 1 RUN", "must be given before --layers"),
         ("compare --choices joining=lape digits_quick", "`RECIPE` (name of a recipe, or a Python file) must be given"),
-        ("compare --choices joining=lape --seeds 0 1 digits_quick", "must be given before --choices and --seeds"),
+        ("compare --choices joining=lape --seeds 0 1", "must be given before --choices and --seeds"),
+        ("runs --sort name --sort age", "`--sort` must be given once, got it twice"),
+        ("train digits_quick --encoding rope --encoding peg", "`--encoding` must be given once, got it twice"),
+        ("compare digits_quick --choices lr=1 --mode crop", "`mode` must be left out without sizes, since it has no"),
         ("train digits_quick --resume RUN", "without a recipe; call graticule train --resume RUN --option ..."),
         ("train --epochs 3 --resume=RUN", "`--resume` must come first, without a recipe; call graticule train"),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
@@ -75,10 +80,17 @@ def test_an_option_that_swallowed_the_target_is_named(capsys, arguments, message
     assert message in refused(capsys, *arguments.split())
 
 
-def test_none_resets_a_value_of_a_recipe(tmp_path):
-    from graticule.lab.commands.options import overridden
-    from graticule.lab.recipes.load import load_recipe
+def test_numbers_end_at_a_word_and_sizes_are_written_in_three_ways():
+    parsed = parse(MixingOptions, "analyze mixing", ["--layers", "0", "3", "RUN", "--img-size", "28", "32"])
+    assert (parsed.layers, parsed.models, parsed.img_size) == ([0, 3], ["RUN"], (28, 32))
+    for text in ("64 64", "64x64", "64"):
+        changed = overridden(load_recipe("digits_quick"), ["--img-size", *text.split()], "train digits_quick")
+        assert changed.img_size == (64, 64)
+        choices = parse_choices(load_recipe("digits_quick"), [f"img_size={text},encoding=rope"], "train digits_quick")
+        assert [choice.img_size for choice in choices.values()] == [(64, 64)]
 
+
+def test_none_resets_a_value_of_a_recipe(tmp_path):
     def resolved(*arguments: str):
         return overridden(load_recipe("pydoc_quick"), list(arguments), "train pydoc_quick")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from commands import refused, run_command
-from graticule.lab.commands.opening import named_data, open_model, open_source
-from graticule.lab.commands.options import NamedModels
+from graticule.lab.commands.opening import named_data
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification
 from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
+from graticule.lab.training.opening import open_model
 from graticule.lab.training.run import Run
 from graticule.system.files import write_json, write_text
 
@@ -59,10 +59,9 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
     run.folder.rename(tmp_path / "vit_micro_patch4_28")
     (tmp_path / "vit_nano_patch4_28").write_bytes(b"")
     for name in ("vit_micro_patch4_28", "vit_nano_patch4_28"):
-        assert open_model(name, NamedModels(weights="random")).run is None
-        assert open_source(name, "export", NamedModels()).run is None
+        assert open_model(name, "random").run is None
     for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
-        assert Run(open_model(path).folder).finished and open_source(path, "export", NamedModels()).run is not None
+        assert Run(open_model(path).folder).finished
     (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
     for command in (["analyze", "correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
         assert "there is no such model; did you mean './mine'?" in refused(capsys, *command)
@@ -71,7 +70,7 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
 def test_a_folder_named_as_a_data_set_does_not_replace_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    data = named_data(open_model("vit_nano_patch4_28", NamedModels(weights="random")), "digits")
+    data = named_data(open_model("vit_nano_patch4_28", "random"), "digits")
     assert data.test_images((28, 28), [0])[0].shape == (1, 1, 28, 28)
 
 

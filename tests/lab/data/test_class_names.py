@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,15 +15,15 @@ from safetensors.torch import load_file
 import graticule
 from commands import run_command
 from graticule.lab import cli
-from graticule.lab.commands.opening import named_data, open_model
+from graticule.lab.commands.opening import named_data
 from graticule.lab.data.images import check_class_names, class_labels, same_classes
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.classification import images_of
 from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.opening import label_names
+from graticule.lab.training.opening import label_names, open_model
 from graticule.lab.training.run import Run
+from graticule.system.files import write_json
 from image_files import draw_image, write_folder
 from short_runs import short
 
@@ -116,6 +118,28 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
 
 
+@mock.patch("graticule.lab.data.module.spread", lambda count: [0])  # the contents of one image
+def test_a_file_that_is_replaced_at_any_place_is_said(trained, tmp_path):
+    run = Run.open(moved(trained, root := write_folder(tmp_path / "images"), tmp_path / "run"))
+    file = root / "train" / "dog" / "2.JPEG"
+    described, content, stamp = json.loads(run.recipe_file.read_text()), file.read_bytes(), file.stat().st_mtime_ns
+    data = run.data()
+    write_json(run.recipe_file, {**described, "data": data.fingerprint()})
+    again = "train has files that were written again, of the same sizes"
+    for new, time, expected in (
+        (content, stamp, []),
+        (content[:-1] + b"x", stamp + 1, [again]),
+        (content + b"x", stamp, ["train has 6 examples, and had 6 others"]),
+    ):
+        file.write_bytes(new)
+        os.utime(file, ns=(time, time))
+        assert run.changes(data) == expected
+    file.write_bytes(content)
+    for path in root.rglob("*.JPEG"):
+        os.utime(path, ns=(stamp + 10**12, stamp + 10**12))
+    assert run.changes(data) == []  # as after a copy
+
+
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
     fingerprints = []
     for text in ("a text " * 20, "a text " * 20, "a test " * 20):
@@ -167,7 +191,7 @@ def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_p
 
 
 def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained):
-    images = images_of(trained)
+    images = trained.task().images(trained.described())
     assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
 
 

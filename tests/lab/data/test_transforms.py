@@ -8,10 +8,10 @@ from timm.data import create_transform, resolve_model_data_config
 from timm.models import get_pretrained_cfg, list_pretrained
 
 from graticule import create_model
-from graticule.lab.commands.opening import describe_model
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.transforms import border_color, evaluation_transform, place, training_transform
+from graticule.lab.training.opening import describe_model
 from image_files import draw_image
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
@@ -92,7 +92,7 @@ def test_the_preprocessing_of_every_pretrained_model_of_timm_equals_timms():
             "input_size": (3, 32, 32),
         }
         opened = describe_model("a model", model, "")
-        ours = evaluation_transform(opened.info, opened.size, opened.augmentation)
+        ours = evaluation_transform(opened.images, opened.size, opened.augmentation)
         timms = create_transform(**resolve_model_data_config(model))
         for image in images:
             assert torch.equal(ours(image), timms(image)), values

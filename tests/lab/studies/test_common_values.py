@@ -5,14 +5,16 @@ import dataclasses
 import pytest
 
 from commands import run_command
-from graticule.lab.commands.choices import RunOptions, folder_suffix
+from graticule.lab.commands.compare import CompareOptions, folder_suffix, words_of
+from graticule.lab.commands.options import overridden
 from graticule.lab.recipes.load import load_recipe
 
 
 def test_common_values_are_read_as_train_reads_them():
-    values = RunOptions(epochs=3, precision="bf16-mixed", set_=["lr=1e-3", "augmentation.hflip=0.5"])
+    texts = ["lr=1e-3", "augmentation.hflip=0.5"]
+    values = CompareOptions("digits_quick", [], epochs=3, precision="bf16-mixed", set_=texts).values()
     recipe = load_recipe("digits_quick")
-    changed = values.changed(recipe, "train digits_quick")
+    changed = overridden(recipe, words_of(values), "train digits_quick")
     assert (changed.epochs, changed.precision, changed.lr, changed.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
     same = {
         "epochs": recipe.epochs,
@@ -21,9 +23,8 @@ def test_common_values_are_read_as_train_reads_them():
         "augmentation": recipe.augmentation,
     }
     assert dataclasses.replace(changed, **same) == recipe
-    assert RunOptions().changed(recipe, "train digits_quick") is recipe
     assert folder_suffix(values) == "-epochs-3-precision-bf16-mixed-lr-1e-3-augmentation.hflip-0.5"
-    assert folder_suffix(RunOptions()) == ""
+    assert folder_suffix(CompareOptions("digits_quick", []).values()) == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import graticule.lab.studies.execution as module
 from forked import forked
 from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.execution import OUTPUT, executor_of, outcomes, train_job, train_runs
+from graticule.lab.studies.execution import OUTPUT, executor_of, run_jobs, train_job, train_runs
 from graticule.lab.studies.plan import plan
 from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.run import Run
@@ -88,9 +88,9 @@ def test_a_comparison_by_an_executor_has_the_same_numbers_and_resumes_runs_that_
 
 def test_outcomes_are_the_results_and_the_errors_of_the_jobs():
     executor = Scripted(None, ValueError("wrong"), BrokenProcessPool("died"))
-    results = dict(outcomes([1, 2, 3], lambda job: (pow, job, 2), executor))
+    results = dict(run_jobs([1, 2, 3], lambda job: (pow, job, 2), executor))
     assert (results[1], str(results[2]), str(results[3]), executor.calls) == (1, "wrong", "died", 3)
-    assert list(outcomes([2, 3], lambda job: (pow, job, 2))) == [(2, 4), (3, 9)]
+    assert list(run_jobs([2, 3], lambda job: (pow, job, 2))) == [(2, 4), (3, 9)]
 
 
 @pytest.mark.slow

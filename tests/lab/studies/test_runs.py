@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, summarise
+from graticule.lab.studies.runs import Point, curve, find_runs, read_metrics, summarize
 from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run_folder import lock_folder
@@ -62,20 +62,20 @@ def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
     (finished / "result.json").write_text("{}")
     with lock_folder(running) as free:
         assert free
-        assert [summarise(path).state for path in (new, stopped, finished)] == ["no epoch yet", "stopped", "finished"]
-        assert summarise(running).state == "running"
-    assert summarise(running).state == "stopped"
+        assert [summarize(path).state for path in (new, stopped, finished)] == ["no epoch yet", "stopped", "finished"]
+        assert summarize(running).state == "running"
+    assert summarize(running).state == "stopped"
 
 
 def test_reading_a_run_does_not_change_it(tmp_path):
     folder = write_run(tmp_path / "run", (50,))
     before = sorted(folder.iterdir())
-    summarise(folder)
+    summarize(folder)
     assert sorted(folder.iterdir()) == before
     with lock_folder(folder):
         pass
     os.chmod(folder / ".lock", 0o444)  # a run of another user, which can only be read
-    assert summarise(folder).state == "stopped"
+    assert summarize(folder).state == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_reading_a_run_does_not_change_it(tmp_path):
     ],
 )
 def test_epochs_and_scores_are_those_of_the_metrics(tmp_path, kind, scores, expected):
-    summary = summarise(write_run(tmp_path / "run", scores, kind, epochs=30, cooldown_epochs=5))
+    summary = summarize(write_run(tmp_path / "run", scores, kind, epochs=30, cooldown_epochs=5))
     assert (summary.epoch, summary.best, summary.last) == expected
     assert (summary.epochs, summary.metric, summary.damage) == (35, kind.metric, "")
     assert summary.state == ("stopped" if scores else "no epoch yet") and summary.recipe["model"] == kind().model
@@ -100,9 +100,9 @@ def test_epochs_and_scores_are_those_of_the_metrics(tmp_path, kind, scores, expe
 def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
     folder = write_run(tmp_path / "run", kind=TextRecipe)
     (folder / "metrics.csv").write_text("epoch,val_top1,val_bpb\n1,50,3\n2,60,4\n")
-    assert (summarise(folder).best, summarise(folder).last) == ((3.0, 1), 4.0)
+    assert (summarize(folder).best, summarize(folder).last) == ((3.0, 1), 4.0)
     (folder / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
-    assert (summarise(folder).best, summarise(folder).last) == (None, None)
+    assert (summarize(folder).best, summarize(folder).last) == (None, None)
 
 
 @pytest.mark.parametrize("text", ['{"recipe": {"epochs": 7, "model": "vit"}}', "{"])
@@ -110,7 +110,7 @@ def test_without_a_recorded_metric_a_run_is_judged_by_the_columns_of_its_metrics
     for kind, scores, metric in ((Recipe, (50, 60), TOP1), (TextRecipe, (3.5, 2.25), BITS_PER_BYTE)):
         folder = write_run(tmp_path / metric.key, scores, kind)
         (folder / "recipe.json").write_text(text)
-        summary = summarise(folder)
+        summary = summarize(folder)
         assert (summary.metric, summary.best) == (metric, (scores[1], 2))
         assert summary.state == ("damaged" if text == "{" else "stopped")
 
@@ -120,15 +120,15 @@ def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that
     described = {"recipe": {"task": "detection", "epochs": 7, "model": "detr"}}
     (folder / "metrics.csv").write_text("epoch,val_map\n1,0.25\n2,0.125\n")
     (folder / "recipe.json").write_text(json.dumps(described))
-    summary = summarise(folder)
+    summary = summarize(folder)
     assert (summary.state, summary.epoch, summary.epochs, summary.recipe["task"]) == ("stopped", 2, 7, "detection")
     assert (summary.metric, summary.best, summary.last) == (None, None, None)
     metric = {"key": "map", "label": "mAP", "unit": "", "highest": True, "decimals": 3}
     (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric}))
-    summary = summarise(folder)
+    summary = summarize(folder)
     assert (summary.metric.title, summary.best, summary.last, summary.damage) == ("mAP", (0.25, 1), 0.125, "")
     (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric | {"highest": "yes"}}))
-    assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
+    assert summarize(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
 
 
 def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
@@ -137,11 +137,11 @@ def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
     now = int(time.time())
     for name, age in (("recipe.json", 0), ("metrics.csv", 500), ("log.txt", 300)):
         os.utime(folder / name, (now - age, now - age))
-    assert summarise(folder).changed == now - 300
+    assert summarize(folder).changed == now - 300
     (folder / "log.txt").unlink()
-    assert summarise(folder).changed == now - 500
+    assert summarize(folder).changed == now - 500
     (folder / "metrics.csv").unlink()
-    assert summarise(folder).changed == now
+    assert summarize(folder).changed == now
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, message):
     (folder / "metrics.csv").write_bytes(text)
     with pytest.raises(ValueError, match=r"metrics\.csv") as told:
         read_metrics(folder / "metrics.csv")
-    summary = summarise(folder)
+    summary = summarize(folder)
     assert message in str(told.value) and summary.damage == str(told.value) and "\n" not in summary.damage
     assert (summary.state, summary.epoch, summary.epochs, summary.best) == ("damaged", 0, 10, None)
 
@@ -195,7 +195,7 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, message):
 def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, message):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_bytes(text)
-    summary = summarise(folder)
+    summary = summarize(folder)
     assert summary.state == "damaged" and summary.damage.startswith("recipe.json") and message in summary.damage
     assert (summary.epoch, summary.epochs, summary.best, summary.recipe) == (2, None, (60.0, 2), {})
 
@@ -205,7 +205,7 @@ def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
     (folder / "metrics.csv").mkdir()
     (folder / "recipe.json").unlink()
     assert (
-        summarise(folder).damage
+        summarize(folder).damage
         == "recipe.json: No such file or directory; metrics.csv must be a plain file, got a folder"
     )
 
@@ -213,7 +213,7 @@ def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
 def test_a_recipe_of_another_version_is_read(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit", "invented_later": 1}}')
-    summary = summarise(folder)
+    summary = summarize(folder)
     assert (summary.recipe["invented_later"], summary.epochs, summary.state) == (1, 7, "no epoch yet")
 
 

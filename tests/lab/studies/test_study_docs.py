@@ -9,7 +9,7 @@ import pytest
 from test_study import table_of
 
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
-from evidence.gym import GymScore, rank_intervals
+from evidence.gym import GymScore
 from evidence.papers import OLDER, link, older_text
 from evidence.studies import load, names, write_table
 from graticule.lab.studies.tables import csv_of_records
@@ -105,14 +105,6 @@ def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_p
         ("encoding=peg", "mean", "9 cells"): {0: 37.5},  # of the seed that has both tasks
     }
     assert read_scores("gym", tmp_path / "nowhere") == {}
-
-
-def test_the_interval_of_a_rank_has_the_choices_that_a_test_cannot_tell_apart():
-    near = [0.50, 0.52, 0.51, 0.53, 0.49]
-    noise = [0.51, 0.50, 0.53, 0.51, 0.49]
-    low, high = [0.9 * score - 0.3 for score in near], [0.9 * score + 0.4 for score in noise]
-    assert rank_intervals([low, near, noise, high]) == [(4, 4, 4), (2, 2, 3), (3, 2, 3), (1, 1, 1)]
-    assert rank_intervals([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]) == [(2, 1, 3), (2, 1, 3), (1, 1, 3)]
 
 
 def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):

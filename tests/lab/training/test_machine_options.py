@@ -17,7 +17,7 @@ from commands import run_command
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.studies.runs import summarise
+from graticule.lab.studies.runs import summarize
 from graticule.lab.training.loop import build_fabric, train
 from graticule.lab.training.run import Run
 from graticule.lab.training.training import Training
@@ -148,7 +148,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         while not begun.exists():
             assert process.is_alive(), "the run ended by itself"
             time.sleep(0.05)
-        assert summarise(run.folder).state == "running"
+        assert summarize(run.folder).state == "running"
         before = sorted(run.folder.rglob("*"))
         with pytest.raises(
             BlockingIOError, match=r"`folder` must be of one run at a time.*another process is training"
@@ -159,7 +159,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         process.kill()
     process.join()
     killed = time.time()
-    while summarise(run.folder).state == "running":  # the loader's processes also hold the lock
+    while summarize(run.folder).state == "running":  # the loader's processes also hold the lock
         assert time.time() - killed < 60
         time.sleep(0.05)
 

@@ -156,7 +156,8 @@ def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes
 ):
     name, *rest = command.split()
     arguments = [name, *rest, "--output", str(tmp_path)]
-    work, resumes = f"{name}.{name}", "the same command resumes it."
+    work = {"demo": "commands.demo.demo", "compare": "studies.comparison.compare"}[name]
+    resumes = "the same command resumes it."
     for reason, code, message in (
         (Preempted, 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
         (signal.SIGTERM, 75, "graticule: stopped on a signal"),  # between two runs
@@ -170,7 +171,7 @@ def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes
             else:
                 raise reason
 
-        monkeypatch.setattr(f"graticule.lab.commands.{work}", stop)
+        monkeypatch.setattr(f"graticule.lab.{work}", stop)
         assert main(arguments) == code, reason
         assert capsys.readouterr().err.strip() == f"{message}; {resumes}"
 

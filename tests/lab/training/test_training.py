@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.commands.choices import parse_choices
+from graticule.lab.commands.compare import parse_choices
 from graticule.lab.commands.options import overridden
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.recipes.load import load_recipe

@@ -17,6 +17,7 @@ from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
 from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, StageSpec
+from graticule.registry.fields import Channels, Positive
 from graticule.registry.specs import Spec
 
 #: Largest difference of a table from a formula that counts as rounding: half precision, sines of rounded angles.
@@ -31,12 +32,12 @@ class AbsoluteEncoding(Encoding):
     Table 7: 38K for a fixed table as for a learnable one).
     """
 
-    joined = "table"
+    joinable_as = "table"
     #: True if the table of another grid is resampled from the stored one instead of computed.
     resampled: bool = False
     pos_embed: nn.Parameter
 
-    def __init__(self, grid: Grid, dim: int) -> None:
+    def __init__(self, grid: Grid, dim: Channels) -> None:
         super().__init__()
         self.grid = grid
         self.dim = dim
@@ -79,7 +80,11 @@ class AbsoluteEncoding(Encoding):
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid of a table, (1, N', D) or (N', D), with as many rows for prefix tokens as here."""
         is_table = value.ndim > 1 and value.shape[-1] == self.dim and math.prod(value.shape[:-2]) == 1
-        return self.grid.alike(value.shape[-2] - self.grid.prefix, shape) if name == "pos_embed" and is_table else None
+        return (
+            self.grid.infer_grid(value.shape[-2] - self.grid.prefix, shape)
+            if name == "pos_embed" and is_table
+            else None
+        )
 
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
@@ -88,7 +93,7 @@ class AbsoluteEncoding(Encoding):
         Raises:
             ValueError: if the joining needs one table per layer and the encoding is fixed.
         """
-        before = stage.merged and joining.repeats  # then the previous stage's table is used
+        before = stage.merged and joining.added_per_layer  # then the previous stage's table is used
         if not (before or stage.absolute or joining.per_layer):
             return NoPosition(stage.depth)
         count = 0 if before else joining.tables
@@ -113,7 +118,9 @@ class FixedEncoding(AbsoluteEncoding):
     #: Options with which the formula gives other tables, to name the one that equals the table of a file.
     variants: ClassVar[list[dict[str, Any]]] = [{}]
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
+    def __init__(
+        self, grid: Grid, dim: Channels, temperature: Positive = 10_000.0, spread: float | None = None
+    ) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
         self.spread = spread
@@ -208,7 +215,7 @@ class JoinedPosition(Position):
                 f"got {len(encodings)}."
             )
         own_tables = joining.per_layer and encodings
-        self.encodings = PerLayer(encodings, joining.joined) if own_tables else nn.ModuleList(encodings)
+        self.encodings = PerLayer(encodings, joining.layer_indices) if own_tables else nn.ModuleList(encodings)
         self.joining = joining
 
     def forward(self, grid: Grid) -> list[LayerPosition]:

@@ -16,7 +16,8 @@ from graticule.position.joining import Joining, PerLayer, fill_layers, joined_la
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, GridModule, Position, SharedPosition, StageSpec
 from graticule.position.resampling import resize_rows
-from graticule.system.symbolic import holds
+from graticule.registry.fields import Positive, SmallCount
+from graticule.system.symbolic import is_statically_true
 
 #: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/layers.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
@@ -37,7 +38,7 @@ class LayerBias(GridModule, ABC):
 
     def layer(self, grid: Grid) -> LayerPosition:
         """Return the position of a layer for `grid`, with the bias in its fastest form."""
-        if holds(grid.tokens >= LOW_RANK_TOKENS):
+        if is_statically_true(grid.tokens >= LOW_RANK_TOKENS):
             factors = self.low_rank(grid)
             if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
                 return LayerPosition(bias=factors)
@@ -84,18 +85,18 @@ class BiasPosition(Position):
         biases = list(biases)
         if not 1 <= len(biases) <= depth:
             raise ValueError(f"`biases` must be from 1 to {depth}, one per layer, got {len(biases)}.")
-        self.joined = joined_layers(depth, len(biases) if layers is None else layers)
-        self.encodings = PerLayer(biases, self.joined)
+        self.layer_indices = joined_layers(depth, len(biases) if layers is None else layers)
+        self.encodings = PerLayer(biases, self.layer_indices)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
         biases = cast("Iterable[LayerBias]", self.encodings)
-        return fill_layers([bias.layer(grid.within) for bias in biases], self.joined, self.depth)
+        return fill_layers([bias.layer(grid.within) for bias in biases], self.layer_indices, self.depth)
 
     def keep(self, layers: Collection[int]) -> None:
         """Remove the encodings of all layers but these."""
-        self.joined = tuple(layer for layer in self.joined if layer in layers)
-        for name in [name for name, _ in self.encodings.named_children() if int(name) not in self.joined]:
+        self.layer_indices = tuple(layer for layer in self.layer_indices if layer in layers)
+        for name in [name for name, _ in self.encodings.named_children() if int(name) not in self.layer_indices]:
             delattr(self.encodings, name)
 
     def layer_lists(self) -> list[str]:
@@ -139,7 +140,7 @@ class BiasEncoding(LayerBias, Encoding):
     #: True if all layers share one instance, instead of one per layer.
     shared: ClassVar[bool] = False
 
-    def __init__(self, grid: Grid | None = None, num_heads: int | None = None) -> None:
+    def __init__(self, grid: Grid | None = None, num_heads: SmallCount | None = None) -> None:
         """Set the attributes of that name; `build` sets those that a constructor leaves out."""
         super().__init__()
         for name, value in (("grid", grid), ("num_heads", num_heads)):
@@ -150,9 +151,9 @@ class BiasEncoding(LayerBias, Encoding):
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
         """Build one instance per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(cls.build(stage, stage.within, options), stage.depth, joining.joined)
-        biases = [cls.build_layer(stage, joining, options) for _ in joining.joined]
-        return BiasPosition(biases, stage.depth, joining.joined)
+            return SharedBiasPosition(cls.build(stage, stage.within, options), stage.depth, joining.layer_indices)
+        biases = [cls.build_layer(stage, joining, options) for _ in joining.layer_indices]
+        return BiasPosition(biases, stage.depth, joining.layer_indices)
 
     @classmethod
     def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
@@ -172,7 +173,7 @@ class BiasEncoding(LayerBias, Encoding):
 class PatchBias(BiasEncoding):
     """A bias between patches that depends on parameters and grid only; prefix tokens get none by default."""
 
-    joined: ClassVar[Literal["table", "bias"] | None] = "bias"
+    joinable_as: ClassVar[Literal["table", "bias"] | None] = "bias"
 
     @abstractmethod
     def patch_bias(self, grid: Grid) -> Tensor:
@@ -211,7 +212,7 @@ class NormalizedBias(ChangedBias):
     crops = False  # a whole row and a part of it have different norms
     bias: PatchBias
 
-    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+    def __init__(self, bias: PatchBias, eps: Positive = 1e-5) -> None:
         super().__init__(bias)
         self.norm = nn.LayerNorm(bias.grid.patches, eps)
 
@@ -227,7 +228,7 @@ class NormalizedBias(ChangedBias):
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid of scale and shift, (H' W',)."""
-        return self.grid.alike(len(value), shape) if value.ndim == 1 else None
+        return self.grid.infer_grid(len(value), shape) if value.ndim == 1 else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample scale and shift, (H' W',), as maps."""
@@ -244,7 +245,7 @@ class HeadNormalizedBias(ChangedBias):
 
     bias: PatchBias
 
-    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+    def __init__(self, bias: PatchBias, eps: Positive = 1e-5) -> None:
         super().__init__(bias)
         if bias.num_heads < 2:
             raise ValueError("`over` must be 'keys' with one head, whose norm over the heads is constant, got 'heads'.")

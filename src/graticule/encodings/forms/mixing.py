@@ -15,6 +15,7 @@ from graticule.position.joining import Joining, PerLayer, fill_layers, joined_la
 from graticule.position.layer import LayerPosition, MixingWeights
 from graticule.position.position import Encoding, GridModule, Position, StageSpec
 from graticule.position.resampling import resize_rows
+from graticule.registry.fields import SmallCount
 from graticule.registry.registry import Option
 
 
@@ -29,7 +30,7 @@ class MixingEncoding(GridModule, ABC):
     #: Whether whole windows are mixed by Fourier transforms of `displacements`, which must be periodic then.
     spectral: bool = False
 
-    def __init__(self, grid: Grid, groups: int) -> None:
+    def __init__(self, grid: Grid, groups: SmallCount) -> None:
         super().__init__()
         if grid.prefix:
             raise ValueError(f"`grid` must have no prefix tokens where tokens are mixed, got {grid.prefix}.")
@@ -83,10 +84,10 @@ class MixingPosition(Position):
         if not modules:
             raise ValueError("`encodings` must be one per layer, got none.")
         self.depth = len(modules) if depth is None else depth
-        self.joined = joined_layers(self.depth, len(modules) if layers is None else layers)
-        self.encodings = PerLayer(modules, self.joined)
+        self.layer_indices = joined_layers(self.depth, len(modules) if layers is None else layers)
+        self.encodings = PerLayer(modules, self.layer_indices)
         grid = modules[0].grid
-        starts = {layer: torch.full((grid.patches,), bias_start) for layer in self.joined if bias}
+        starts = {layer: torch.full((grid.patches,), bias_start) for layer in self.layer_indices if bias}
         self.biases = _Biases(starts, grid)
 
     @property
@@ -103,7 +104,7 @@ class MixingPosition(Position):
             LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
             for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
         ]
-        return fill_layers(positions, self.joined, self.depth)
+        return fill_layers(positions, self.layer_indices, self.depth)
 
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> MixingWeights:
         table = encoding.displacements(grid)
@@ -143,7 +144,7 @@ class _Biases(GridModule):
 
     def grid_of(self, name: str, value: Tensor, shape: tuple[int, int] | None) -> Grid | None:
         """Infer the grid of a bias, (N,)."""
-        return self.grid.alike(len(value), shape) if value.ndim == 1 else None
+        return self.grid.infer_grid(len(value), shape) if value.ndim == 1 else None
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:
         """Resample a bias, (N,), as a map."""
@@ -187,9 +188,9 @@ class TokenMixing(Encoding):
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
             options: of the constructor.
         """
-        modules: list[Any] = [cls.build(stage, stage.within, options) for _ in joining.joined]
+        modules: list[Any] = [cls.build(stage, stage.within, options) for _ in joining.layer_indices]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(modules, bias, start, stage.depth, joining.joined)
+        return MixingPosition(modules, bias, start, stage.depth, joining.layer_indices)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:

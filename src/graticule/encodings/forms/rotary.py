@@ -69,7 +69,7 @@ class RotaryEncoding(Encoding):
                     f"others give `split`, the pairs of each axis, {split} there."
                 )
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
-        return RotaryPosition(encoding, stage.depth, joining.joined)
+        return RotaryPosition(encoding, stage.depth, joining.layer_indices)
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
@@ -244,7 +244,7 @@ class RotaryPosition(SharedPosition):
         if not torch.compiler.is_compiling():
             is_list = isinstance(rotations, list | tuple)
             wrong = [rotation for rotation in rotations if not callable(rotation)] if is_list else [rotations]
-            if wrong or len(rotations) not in (1, len(self.joined)):
+            if wrong or len(rotations) not in (1, len(self.layer_indices)):
                 first = wrong[0] if wrong else rotations
                 self.encoding.check_returned("rotations", first, "a list of one rotation, or one per layer", None)
         return [LayerPosition(rotary=rotation, query_scale=scale) for rotation in rotations]

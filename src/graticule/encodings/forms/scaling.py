@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graticule.registry.fields import Count, Positive, check_fields
-from graticule.system.symbolic import as_tensor, holds
+from graticule.system.symbolic import as_tensor, is_statically_true
 
 #: The length of each axis in patches.
 Lengths = Sequence[float] | Tensor
@@ -150,7 +150,7 @@ class Scaling:
         if (axes := len(lengths)) != len(self.reference):
             raise ValueError(f"`reference` must have {axes} sides, as many as the grid has axes, got {self.reference}.")
         pairs, longer = zip(lengths, self.reference, strict=True), self.scaling != "interpolation"
-        if not isinstance(lengths, Tensor) and all(holds(a <= b if longer else a == b) for a, b in pairs):
+        if not isinstance(lengths, Tensor) and all(is_statically_true(a <= b if longer else a == b) for a, b in pairs):
             return None
         s = as_tensor(lengths, like) / as_tensor(self.reference, like)
         return s.clamp(min=1) if longer else s

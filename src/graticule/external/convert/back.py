@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.skeleton import check_as_built
-from graticule.external.convert.conversion import LINEAR, Source, arguments_of, computed_names, convert, join, parts_of
+from graticule.external.convert.conversion import (
+    LINEAR,
+    ConvertedFrom,
+    arguments_of,
+    computed_names,
+    convert,
+    join,
+    parts_of,
+)
 from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
 from graticule.external.images import error_line, image_size
 from graticule.external.resize import resize_in_place
@@ -97,7 +105,7 @@ def to_transformers(model: nn.Module, like: nn.Module | None = None) -> nn.Modul
     return resize_in_place(there) if backbone.img_size[-1] != backbone.img_size[-2] else there
 
 
-def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
+def _sized(source: ConvertedFrom, model: Backbone, device: torch.device) -> nn.Module:
     """Return the model of transformers, without the weights, in the sizes of ours."""
     skeleton: Any = source.skeleton
     kind, config = type(skeleton).__name__, deepcopy(skeleton.config)
@@ -121,7 +129,7 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
         ) from error
 
 
-def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> Source:
+def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> ConvertedFrom:
     """Return the model of a library that a backbone was converted from; if it was opened, from one that is `like` it.
 
     `like` is built as that model was, up to the sizes of images, patches and classes.
@@ -132,7 +140,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
         has = "; without what is around it, model.backbone is one" if hasattr(model, "backbone") else ""
         raise ValueError(f"`model` must be a backbone that `convert` made, got {kind}{has}.")
     converted = model if like is None else convert(like, verify=False)
-    source: Source | None = converted.converted_from
+    source: ConvertedFrom | None = converted.converted_from
     if like is not None and source is not None and source.library != library:
         raise ValueError(f"`like` must be a model of {library}, got {type(like).__name__} of {source.library}.")
     if source is None or source.library != library:
@@ -156,7 +164,7 @@ def source_of(model: nn.Module, library: str, like: nn.Module | None = None) -> 
     return source
 
 
-def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
+def fill(there: nn.Module, source: ConvertedFrom, model: Backbone) -> nn.Module:
     """Copy the weights of a converted model to the model `there` of its library, and return that."""
     state, present = model.state_dict(), there.state_dict()
     # a classifier may have been added or removed

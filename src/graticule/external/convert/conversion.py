@@ -27,7 +27,7 @@ from graticule.surgery.change import change_position
 
 
 @dataclass(frozen=True)
-class Source:
+class ConvertedFrom:
     """The model that a backbone was converted from, without the values of its weights.
 
     skeleton: the model with its parameters on the meta device, but for those without a counterpart here.
@@ -143,7 +143,7 @@ def convert(
     _copy_settings(model, backbone, names)
     if verify:
         check_outputs(model, backbone)
-    backbone.converted_from = Source.of(model, names, backbone)
+    backbone.converted_from = ConvertedFrom.of(model, names, backbone)
     if encoding is None and joining is None:
         return backbone
     encoding = conversion.encoding if encoding is None else encoding

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands import train
 from graticule.lab.commands.options import parse_recipe
+from graticule.lab.commands.train import TrainOptions, run, with_folder
 from graticule.lab.recipes.load import load_recipe
+
+__all__ = ["AdaptOptions", "read", "run"]  # an adaptation runs as a training does
 
 
 @dataclass(kw_only=True)
-class Adapt(train.Train):
+class AdaptOptions(TrainOptions):
     """Replace a model's position, and recover its features by distillation.
 
         graticule adapt timm:NAME --encoding rope --images FOLDER
@@ -31,16 +33,18 @@ class Adapt(train.Train):
     """folder of images; every tenth is held out"""
 
 
-def run(arguments: list[str]) -> int:
-    """Adapt a model to another position: a run of the recipe adapt."""
+def read(arguments: list[str]) -> AdaptOptions:
+    """Read the options, with a recipe of the model and the images."""
     recipe: Any = load_recipe("adapt")
     recipe = recipe.quick() if "--quick" in arguments else recipe  # before the overrides, which take precedence
-    options = parse_recipe(Adapt, recipe, arguments, "adapt")
+    options = parse_recipe(AdaptOptions, recipe, arguments, "adapt")
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
     if options.images is None and options.recipe.dataset == "unlabeled_folder":
         raise ValueError("`images` must be given: a folder of images, got none.")
     recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
-    recipe.give(options.recipe.overrides)
-    return train.execute(recipe, train.run_folder(options, "adapt"), options.auto_resume)
+    recipe.record_overrides(options.recipe.overrides)
+    options.recipe = recipe
+    with_folder(options, "adapt")
+    return options

@@ -4,44 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import torch
+from pydantic import Field
 
-from graticule.analysis.audit import audit, time_in_turns
-from graticule.external.traced_model import view_of
-from graticule.external.view import ModelView
-from graticule.lab.commands.declared import AuditCommand
-from graticule.lab.commands.opening import Opened, choose_device, folder_data, open_models, test_data
-from graticule.lab.commands.options import NamedData, output_folder, parse_size
-from graticule.lab.data.folder_module import find_images
-from graticule.lab.pages.audit import audit_page
-from graticule.lab.studies.plan import format_seconds
+from graticule import analysis, external
+from graticule.lab import pages, studies, training
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import choose_device, folder_data, open_models, test_data
+from graticule.lab.commands.options import JsonOutput, NamedData, NamedModels, OfSize, OnDevice, output_folder, square
 from graticule.lab.terminal import bar
-from graticule.lab.training.opening import source_kind
-from graticule.lab.training.run import surroundings
 from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.fields import Count
 from graticule.system.files import make_folder, write_json
 from graticule.system.tables import format_table
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class AuditOptions(OfSize, NamedModels, JsonOutput, OnDevice):
+    """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
+
+        graticule audit RUN
+        graticule audit deit_tiny_patch16_224 --images FOLDER
+        graticule audit my_model.py:build --images FOLDER --sizes 288
+
+    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME if both have
+    it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
+    column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
+    """
+
+    model: Positional[str]
+    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
+    images: Path | None = None
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known (default: the test
+    images, or videos, of the run)"""
+    count: Annotated[int, Field(ge=5)] = 64
+    """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
+    sizes: list[str] = field(default_factory=list)
+    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of videos (default: about 1.5 times the
+    model's)"""
+    causes: Rare[bool] = False
+    """split the effect of each other size: more tokens, then their content, then the values of position"""
+    labels: Rare[Path | None] = None
+    """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
+    batch_size: Rare[Count] = 16
+    """images per forward pass"""
+    output: Path | None = None
+    """folder for audit.html and audit.json (default: the run's, or runs/NAME)"""
+
+    needs: ClassVar[Mapping[str, str]] = {"labels": "images"}  # a run has labels of its own
+
 
 #: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
 
 
-def run(options: AuditCommand) -> int:
+def run(options: AuditOptions) -> int:
     """Audit the position information of a model."""
+    import torch
+
+    from graticule.lab.data.folder_module import find_images
+
     if options.images is not None:
         find_images(options.images)  # before the model is built
-    elif source_kind(options.model) != "run":
+    elif training.source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
-    elif options.labels is not None:
-        raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
     (opened,) = open_models([options.model], options, "audit")
     axes = len(opened.size)
-    size = parse_size(options.img_size, axes) or opened.size
+    size = square(options.img_size, axes) or opened.size
     others = parse_sizes(options.sizes, axes=axes)
-    view = view_of(opened.model).resized_to(size)
+    view = external.view_of(opened.model).resized_to(size)
     for other in others:
         view.resized_to(other)
     others = others or _other_sizes(view)
@@ -57,22 +96,22 @@ def run(options: AuditCommand) -> int:
         data = folder_data(sized, options.images, 5, labels=options.labels, count=options.count)
         chosen = range(data.num_test)
         images = {at: data.test_images(at, chosen)[0].to(device) for at in (size, *others)}
-        known = data.groups if not opened.classes and data.labels is None else data.labels
+        known = data.groups if not opened.num_classes and data.labels is None else data.labels
         labels = None if known is None else torch.from_numpy(known)
     model = opened.model.to(device)
 
     def announced_bar(total: int, unit: str) -> Any:
         """Print how long as many passes take, by the time of one, and return their bar."""
-        seconds = float(time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
-        about = f"as much as {total:,} forward passes of one image: about {format_seconds(total * seconds)}"
+        seconds = float(analysis.time_in_turns({"model": view.run}, images[size][:1], 1).seconds["model"][0])
+        about = f"as much as {total:,} forward passes of one image: about {studies.format_seconds(total * seconds)}"
         print(f"{about}; --count and --img-size change it", file=sys.stderr, flush=True)
         return bar(total=total, unit=unit)
 
     settings: Any = {"batch_size": options.batch_size, "causes": options.causes, "progress": announced_bar}
-    result = audit(model, images, size, labels, **settings)
+    result = analysis.audit(model, images, size, labels, **settings)
     about = _about(opened, options, device, options.line)
     make_folder(folder)
-    page = audit_page(result, opened.title, list(about.items()))
+    page = pages.audit_page(result, opened.title, list(about.items()))
     record = {**about, **result.record()}
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
     reasons = result.unavailable.items() if options.causes else ()
@@ -83,7 +122,7 @@ def run(options: AuditCommand) -> int:
     return options.finish(record, *written)
 
 
-def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
+def _other_sizes(view: external.ModelView) -> list[tuple[int, ...]]:
     """Return the default of the other sizes; empty if the model refuses it."""
     pairs = zip(view.img_size, view.coarsest_patch, strict=True)
     other = tuple(max(round(_OTHER * side / step), 1) * step for side, step in pairs)
@@ -94,8 +133,8 @@ def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     return [other]
 
 
-def _about(opened: Opened, options: AuditCommand, device: str, command: str) -> dict[str, str]:
-    around = surroundings()
+def _about(opened: training.LoadedModel, options: AuditOptions, device: str, command: str) -> dict[str, str]:
+    around = training.surroundings()
     versions, machine = around["versions"], around["machine"]
     return {
         "model": opened.title,

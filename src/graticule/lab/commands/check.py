@@ -4,49 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import timm
-import torch
-from torch import nn
-
-from graticule.backbones.registry import backbone_of, list_models
-from graticule.external.images import pair
-from graticule.hub.kinds import TIMM
-from graticule.lab.commands.declared import Check
+from graticule import testing
+from graticule.lab import training
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.options import JsonOutput, OfSize, square
 from graticule.lab.recipes.load import RECIPES
-from graticule.lab.training.opening import create_named, open_module, source_kind
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.task import list_tasks
-from graticule.position.joining import JOININGS
-from graticule.position.position import ENCODINGS
-from graticule.position.resampling import RESAMPLERS
-from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import Side
 from graticule.registry.plugins import describe_error, load_plugin, source_of
-from graticule.testing.methods import BrokenLaws, check_backbone, check_encoding, check_joining, check_resampler
-from graticule.testing.model_under_test import NotApplicable
-from graticule.testing.models import Finding, inspect_model
-from graticule.testing.tables import PositionCode, inspect_code
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def run(options: Check) -> int:
+@dataclass
+class CheckOptions(OfSize, JsonOutput):
+    """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
+
+        graticule check vit_small_patch16_rope_224 --skip export
+        graticule check my_model.py:build --img-size 64x96
+        graticule check my_methods.py        # the classes of a plugin
+
+    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
+    FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
+    function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked,
+    tasks by short runs of the first recipe in it.
+    The exit code is 1 if a check failed.
+    """
+
+    target: Positional[str]
+    """MODEL, FILE.py or FILE.py:NAME"""
+    patch_size: Rare[tuple[Annotated[Side, "PIXELS"], ...]] = ()
+    """one side, or height and width, of a patch (default: that of the model)"""
+    skip: list[str] = field(default_factory=list)
+    """names of checks to leave out"""
+
+
+def run(options: CheckOptions) -> int:
     """Check the position code of a model or a plugin."""
-    sizes = {
-        name: parse_sizes([text], name)[0]
-        for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
-        if text is not None
-    }
+    sides = {"img_size": options.img_size, "patch_size": options.patch_size}
+    sizes = {name: square(values, name=name) for name, values in sides.items() if values}
     if options.target.endswith(".py"):
         _check_alone(options, sizes, "a plugin")
         title, findings = options.target, list(_plugin(options.target))
     else:
         title, model = _model(options.target, sizes)
-        if isinstance(model, PositionCode):
+        if isinstance(model, testing.PositionCode):
             _check_alone(options, sizes, "position code")
-            findings = inspect_code(model)
+            findings = testing.inspect_code(model)
         else:
-            findings = inspect_model(model, **sizes, skip=options.skip)
+            findings = testing.inspect_model(model, **sizes, skip=options.skip)
     outcomes = [finding.outcome for finding in findings]
     options.say(title)
     width = max(len(finding.check) for finding in findings)
@@ -58,14 +69,18 @@ def run(options: Check) -> int:
     return int("failed" in outcomes)
 
 
-def _check_alone(options: Check, sizes: dict[str, tuple[int, int]], noun: str) -> None:
+def _check_alone(options: CheckOptions, sizes: dict[str, tuple[int, int]], noun: str) -> None:
     if sizes or options.skip:
         raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {noun}, got one of them.")
 
 
-def _plugin(file: str) -> Iterator[Finding]:
+def _plugin(file: str) -> Iterator[testing.Finding]:
     """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
+    from graticule.backbones.registry import backbone_of, list_models
     from graticule.lab.testing import check_task, check_training  # imports the engine, which takes seconds
+    from graticule.position.joining import JOININGS
+    from graticule.position.position import ENCODINGS
+    from graticule.position.resampling import RESAMPLERS
 
     load_plugin(file)
     place = Path(file).resolve()
@@ -80,20 +95,21 @@ def _plugin(file: str) -> Iterator[Finding]:
 
     def check_its_task(name: str) -> None:
         if name not in of_task:
-            raise NotApplicable(f"no recipe for it is registered in {file}")
+            raise testing.NotApplicable(f"no recipe for it is registered in {file}")
         check_task(of_task[name])
 
-    def check_its_backbone(name: str) -> list[Finding]:
-        findings = check_backbone(name)
+    def check_its_backbone(name: str) -> list[testing.Finding]:
+        findings = testing.check_backbone(name)
         check_training(name)
         return findings
 
-    laws: list[tuple[str, Callable[[str], list[Finding] | None], str]] = [
-        *(("encoding", check_encoding, name) for name, entry in ENCODINGS.items() if here(entry)),
-        *(("joining", check_joining, name) for name, entry in JOININGS.items() if here(entry)),
-        *(("resampler", check_resampler, name) for name, entry in RESAMPLERS.items() if here(entry)),
-        *(("backbone", check_its_backbone, name) for name in list_models() if here(backbone_of(name))),
-        *(("task", check_its_task, name) for name, entry in list_tasks().items() if here(entry)),
+    names = list_models()
+    laws: list[tuple[str, Callable[[str], list[testing.Finding] | None], str]] = [
+        *(("encoding", testing.check_encoding, name) for name, entry in ENCODINGS.items() if here(entry)),
+        *(("joining", testing.check_joining, name) for name, entry in JOININGS.items() if here(entry)),
+        *(("resampler", testing.check_resampler, name) for name, entry in RESAMPLERS.items() if here(entry)),
+        *(("backbone", check_its_backbone, name) for name in names if here(backbone_of(name))),
+        *(("task", check_its_task, name) for name, entry in training.list_tasks().items() if here(entry)),
     ]
     if not laws:
         raise ValueError(
@@ -102,32 +118,36 @@ def _plugin(file: str) -> Iterator[Finding]:
         )
     for kind, law, name in laws:
         title = f"{kind} {name}"
-        findings: Sequence[Finding] = ()
+        findings: Sequence[testing.Finding] = ()
         try:
             findings = law(name) or ()
-        except BrokenLaws as error:
+        except testing.BrokenLaws as error:
             findings = error.findings
-        except NotApplicable as reason:
-            yield Finding(title, "not applicable", str(reason))
+        except testing.NotApplicable as reason:
+            yield testing.Finding(title, "not applicable", str(reason))
             continue
         except Exception as error:
             text = str(error).partition("\n")[0] if isinstance(error, AssertionError) else describe_error(error)
-            yield Finding(title, "failed", text)
+            yield testing.Finding(title, "failed", text)
             continue
         if all(finding.outcome != "failed" for finding in findings):
-            yield Finding(title, "passed", "fulfills the contract")
+            yield testing.Finding(title, "passed", "fulfills the contract")
         for finding in findings:
             if finding.outcome != "passed":
                 yield dataclasses.replace(finding, check=f"{title}, {finding.check}")
 
 
-def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | PositionCode]:
+def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module | testing.PositionCode]:
     """Return a title and the model, or position code, that `target` names; `sizes` gets the size of its images."""
-    if source_kind(target) != "name":
-        return target, open_module(target, PositionCode)
+    import timm
+    import torch
+
+    from graticule.external.images import pair
+    from graticule.hub.kinds import TIMM
+
     name = target.removeprefix(TIMM)
-    if not timm.is_model(name):
-        return target, create_named(target)
+    if training.source_kind(target) != "name" or not timm.is_model(name):
+        return target, training.open_module(target, testing.PositionCode)
     depths: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")
     # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from graticule.analysis.correlation import position_correlations
-from graticule.lab.commands.declared import Demo
-from graticule.lab.commands.options import output_folder
-from graticule.lab.figures.position_sheets import center_sheet
-from graticule.lab.pages.explorer import compute_maps, write_explorer
-from graticule.lab.pages.report import run_page
+from graticule import analysis
+from graticule.lab import figures, pages, studies
+from graticule.lab.commands.options import Options, output_folder
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.results import TRAINED, Results, place
-from graticule.lab.studies.significance import paired_test
 from graticule.registry.checks import printable
+
+
+@dataclass
+class DemoOptions(Options):
+    """Train a small ViT on embedded digits with a table, a table of LaPE's amplitude, and LaPE; write report.html.
+
+    graticule demo
+    graticule demo --quick --seeds 0
+    """
+
+    output: Path = Path("runs/demo")
+    """folder of the runs and the report"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3])
+    """seeds, the same for all choices"""
+    quick: bool = False
+    """train a few steps on a few images, to check that everything works"""
+
 
 #: Name -> values of the recipe. A normal of 1.37, truncated at 2, has the standard deviation 1 of a normalized table.
 CHOICES: dict[str, dict[str, Any]] = {
@@ -34,26 +47,29 @@ EPOCHS = 6
 SIZES = ((20, 20), (28, 28), (40, 40))
 
 
-def run(options: Demo) -> int:
+def run(options: DemoOptions) -> int:
     """Train, evaluate and analyze on embedded digits."""
-    report = demo(output_folder(options.output, Demo.output), options.seeds, quick=options.quick)
+    report = demo(output_folder(options.output, DemoOptions.output), options.seeds, quick=options.quick)
     print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0
 
 
 def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = False, progress: bool = True) -> Path:
     """Train, evaluate, analyze and write `report.html` in `folder`; returns its path. It resumes where it stopped."""
+    run_page = pages.run_page  # imported before the training
     recipe = load_recipe("digits_small")
     recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
     choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
-    results = compare(choices, seeds, folder, progress=progress, sizes=SIZES)
+    workers = 1 if quick else min(os.cpu_count() or 1, len(choices) * len(seeds))
+    with studies.executor_of(f"local:{workers}" if workers > 1 else "here") as executor:  # small models use one core
+        results = studies.compare(choices, seeds, folder, progress=progress, sizes=SIZES, executor=executor)
     runs = results.runs
     data = runs["default"][0].data()
     images = [data.test_images(size, [0])[0] for size in SIZES]
     models = {name: members[0].model(data, "last") for name, members in runs.items()}
     about = f"seed {seeds[0]}, last epoch"
-    pages = [compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
-    write_explorer(pages, folder / "explorer.html")
+    maps = [pages.compute_maps(models[name], images, data.info.mean, data.info.std, name, about) for name in EXPLORED]
+    pages.write_explorer(maps, folder / "explorer.html")
     report = run_page(runs, results, headline(results))
     report.title = "What does LaPE gain, and is it more than amplitude?"
     report.text(
@@ -65,20 +81,22 @@ def demo(folder: Path, seeds: Sequence[int] = (0, 1, 2, 3), *, quick: bool = Fal
         "the same question with more seeds, controls and data."
     )
     report.heading("Position in each layer")
-    sheet = center_sheet({name: position_correlations(models[name]) for name in CHOICES}, "Similarity of the center")
+    correlations = {name: analysis.position_correlations(models[name]) for name in CHOICES}
+    sheet = figures.center_sheet(correlations, "Similarity of the center")
     caption = "Cosine of the position of the marked patch with every other, as attention receives it (LaPE, Eq. 12)."
     report.figure(sheet, caption, "Position similarity of the center patch, one row per choice, one column per layer")
     report.link("Choose a token, a layer and a head, and see std 1 and lape side by side", "explorer.html")
     return report.write(folder / "report.html")
 
 
-def headline(results: Results) -> list[str]:
+def headline(results: studies.Results) -> list[str]:
     """Return the findings: LaPE less the default table and less the table of its amplitude, at two sizes."""
     sentences = []
-    for at, where in ((TRAINED, "At the trained size"), (place("zoom", SIZES[-1]), "On digits enlarged to 40 pixels")):
+    enlarged = studies.place("zoom", SIZES[-1])
+    for at, where in ((studies.TRAINED, "At the trained size"), (enlarged, "On digits enlarged to 40 pixels")):
         scores, parts = results.scores(at), []
         for reference in ("default", "std 1"):
-            test = paired_test(scores["lape"], scores[reference])
+            test = studies.paired_test(scores["lape"], scores[reference])
             interval = f" (95 % interval {test.low:+.1f} to {test.high:+.1f})" if test else " (no interval)"
             difference = fmean(scores["lape"]) - fmean(scores[reference])
             parts.append(f"{difference:+.1f} points over {reference}{interval}")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from graticule.analysis.probe import pooled_features, probe_classes
-from graticule.analysis.share import proportion_estimate
-from graticule.external.traced_model import convert_stock
-from graticule.lab.arguments import default_of
-from graticule.lab.commands.declared import Evaluate
+from graticule import analysis, external
+from graticule.lab import figures, training
+from graticule.lab.arguments import Positional, Rare, default_of
 from graticule.lab.commands.opening import (
-    Opened,
     check_labels,
     check_task_options,
     choose_device,
@@ -23,19 +19,56 @@ from graticule.lab.commands.opening import (
     open_models,
     test_data,
 )
-from graticule.lab.commands.options import output_folder
-from graticule.lab.figures.save import save_figure
-from graticule.lab.tasks.options import Recipe
+from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
+from graticule.lab.tasks.options import ImageOptions, Recipe, SegmentationOptions
 from graticule.lab.training.results import Evaluated
-from graticule.lab.training.task import list_tasks, task_of
-from graticule.lab.training.validation import in_precision
 from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.registry import registered
 from graticule.system.files import write_json
 
 
-def run(options: Evaluate) -> int:
+@dataclass
+class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, JsonOutput, OnDevice):
+    """Score models on held-out data: models on images at several sizes.
+
+        graticule evaluate RUN RUN --sizes 20 28 40 28x56
+        graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
+        graticule evaluate timm:NAME --images FOLDER --probe ridge
+
+    A table and a plot. A probe reads the class of each image from the others.
+    """
+
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
+    probe: Literal["knn", "ridge"] | None = None
+    """read classes from the frozen features of any backbone, by neighbors or a linear map"""
+    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
+    """precision of the computation (default: that of the run)"""
+    output: Path | None = None
+    """folder for the table and the plot (default: the first run's, or runs/NAME)"""
+
+
+def read(arguments: list[str]) -> EvaluateOptions:
+    """Read the options, with those of the evaluations of tasks that a plugin registered."""
+    return parse(evaluate_options(), "evaluate", arguments)
+
+
+def evaluate_options() -> type[EvaluateOptions]:
+    """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
+    kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
+    known = {option.name: option for option in dataclasses.fields(EvaluateOptions)}
+    for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
+        other = known.setdefault(option.name, option)
+        if (other.type, default_of(other)) != (option.type, default_of(option)):
+            raise ValueError(
+                f"`evaluation` must not have the option {option.name}, which is another one of graticule evaluate."
+            )
+    return dataclass(type("EvaluateOptions", (*reversed(kinds), EvaluateOptions), {"__doc__": EvaluateOptions.__doc__}))
+
+
+def run(options: EvaluateOptions) -> int:
     """Score runs on the held-out data, by their task."""
-    opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
+    opened = open_models(options.models, options, "evaluate", "*" if options.probe is None else "images")
     if options.probe is not None:
         return _probe(options, opened, options.probe)
     device = choose_device(options.device)
@@ -47,7 +80,7 @@ def run(options: Evaluate) -> int:
                 f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {source.target}, "
                 f"which is of {task.recipe.task}: evaluate them separately."
             )
-    kind = list_tasks()[name].evaluation
+    kind = training.list_tasks()[name].evaluation
     check_task_options(name, **_task_options(options))
     evaluation = kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
     folder = output_folder(options.output, opened[0].folder)
@@ -60,7 +93,7 @@ def run(options: Evaluate) -> int:
     for label, source, task, data in zip(label_models(opened), opened, tasks, datasets, strict=True):
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(source.target)
-        scores = evaluation.scores(task, in_precision(source.model, precision, device), data, device=device)
+        scores = evaluation.scores(task, training.with_precision(source.model, precision, device), data, device=device)
         measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
@@ -73,13 +106,15 @@ def run(options: Evaluate) -> int:
     written = [write_json(folder / "evaluation.json", records)]
     figure, path = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
-        written.append(save_figure(figure, path))
+        written.append(figures.save_figure(figure, path))
     elif path.is_file():
         path.unlink()  # it is of the scores that the table replaces
     return options.finish(records, *written)
 
 
-def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "ridge"]) -> int:
+def _probe(options: EvaluateOptions, opened: Sequence[training.LoadedModel], probe: Literal["knn", "ridge"]) -> int:
+    import torch
+
     for name, value in _task_options(options).items():
         if name != "sizes":
             raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
@@ -93,11 +128,11 @@ def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "r
         if classes is None:
             raise ValueError(f"`images` must have a folder for each class, got {str(options.images)!r} with one.")
         labels = torch.as_tensor(classes)
-        model = (convert_stock(source.model) or source.model).eval().to(device)
+        model = (external.convert_stock(source.model) or source.model).eval().to(device)
         for size in parse_sizes(options.sizes) or [source.size]:
             batches = ((images.to(device), targets) for images, targets in data.eval_dataloader(size))
-            features, _ = pooled_features(model, batches)
-            right = proportion_estimate(probe_classes(features, labels, probe).numpy())
+            features, _ = analysis.pooled_features(model, batches)
+            right = analysis.proportion_estimate(analysis.probe_classes(features, labels, probe).numpy())
             value, low, high = (100 * float(part) for part in right)
             cells = f"{value:.1f}", f"{low:.1f} to {high:.1f}", f"{len(labels):,}", str(len(labels.unique()))
             rows.append((label, f"{size[0]}x{size[1]}", *cells))
@@ -107,24 +142,24 @@ def _probe(options: Evaluate, opened: Sequence[Opened], probe: Literal["knn", "r
     return options.finish(records, write_json(folder / "probe.json", records))
 
 
-def _task_options(options: Evaluate) -> dict[str, Any]:
+def _task_options(options: EvaluateOptions) -> dict[str, Any]:
     """Return the options of the evaluations of tasks that differ from their defaults."""
-    kinds = {task.evaluation for task in list_tasks().values()}
+    kinds = {task.evaluation for task in training.list_tasks().values()}
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
     values = {name: getattr(options, name) for name in fields}
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
-def _choose_task(opened: Opened) -> Any:
+def _choose_task(opened: training.LoadedModel) -> Any:
     """Return the task that scores a model: that of its run, or classification for a model by name."""
     if opened.run is not None:
         return opened.run.task()
-    if not opened.classes:
+    if not opened.num_classes:
         raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
-    return task_of(Recipe(model=opened.target, img_size=opened.size))
+    return training.task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
-def _measured_score(opened: Opened, task: Any, checkpoint: str) -> float | None:
+def _measured_score(opened: training.LoadedModel, task: Any, checkpoint: str) -> float | None:
     """Return the score of a finished run that was measured in training."""
     if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
         return None

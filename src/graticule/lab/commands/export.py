@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from graticule.lab.commands.declared import Export
-from graticule.lab.commands.opening import open_source
-from graticule.lab.commands.options import parse_size
-from graticule.position.places import by
+from graticule import surgery
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.opening import open_models
+from graticule.lab.commands.options import JsonOutput, NamedModels, OfSize, square
 from graticule.registry.checks import known_name
-from graticule.surgery.export import Exported, export
-from graticule.surgery.export_program import Exportable
+
+
+@dataclass
+class ExportOptions(OfSize, NamedModels, JsonOutput):
+    """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
+
+        graticule export RUN --dynamic batch
+        graticule export RUN --output model.pt2 --dynamic batch sides
+        graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
+
+    With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
+    than 1e-4 of the largest one (in float32).
+    """
+
+    model: Positional[str]
+    """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
+    format: str | None = None
+    """onnx or torch-export (default: from the name of the output, or onnx)"""
+    output: Path | None = None
+    """folder for model.onnx or model.pt2, or file (default: the run's folder, or runs/NAME)"""
+    dynamic: list[str] = field(default_factory=list)
+    """free (dynamic) axes of the program: batch, and sides, all of an image; separated by spaces or commas"""
+    features: list[int] = field(default_factory=list)
+    """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
+    maps: bool = False
+    """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
+    int8: bool = False
+    """quantize the weights of linear layers to 8 bits"""
+
 
 #: The suffix of a file in each format.
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
-def run(options: Export) -> int:
+def run(options: ExportOptions) -> int:
     """Export a model, run it and compare it."""
+    from graticule.position.places import by
+
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "sides"))
     named = options.output is not None and not options.output.is_dir()
     chosen = options.format or (None if named else "onnx")
 
-    source = open_source(options.model, "export", options)
+    (source,) = open_models([options.model], options, "export", "images*", converted=True)
     model: Any = source.model
     output = options.output or source.folder
     output = output if named else output / f"model{SUFFIXES.get(chosen or '', '')}"
@@ -37,19 +68,11 @@ def run(options: Export) -> int:
             )
         model = model.features  # the backbone with its pyramid
 
-    size = parse_size(options.img_size, len(Exportable.of(model).size))
-    exported = export(model, output, chosen, img_size=size, dynamic=free, features=options.features, int8=options.int8)
-    options.say(*report(exported))
+    size = square(options.img_size, len(surgery.Exportable.of(model).size))
+    what: Any = {"dynamic": free, "features": options.features, "int8": options.int8}
+    exported = surgery.export(model, output, chosen, img_size=size, **what)
+    options.say(f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB")
+    for call in exported.compared:
+        error = f"differs from PyTorch by {call.error:.1e} of the largest"
+        options.say(f"compared   batch {call.batch}, {by(call.size)}: {error}")
     return options.finish(dataclasses.asdict(exported), output)
-
-
-def report(exported: Exported) -> list[str]:
-    """Return the facts of an exported file, in lines."""
-    return [
-        f"takes      {exported.takes}",
-        f"size       {exported.size / 1e6:.2f} MB",
-        *(
-            f"compared   batch {call.batch}, {by(call.size)}: differs from PyTorch by {call.error:.1e} of the largest"
-            for call in exported.compared
-        ),
-    ]

@@ -6,37 +6,52 @@ import difflib
 import fnmatch
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import torch
-
-from graticule.backbones.language import create_language_model, list_language_models
-from graticule.backbones.registry import MODELS, create_model, list_models
-from graticule.dense.detector import HEADS
-from graticule.dense.features import NECKS
-from graticule.dense.segmentation import DECODERS
-from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
-from graticule.lab.commands.declared import Models
-from graticule.lab.data.registry import list_datasets
-from graticule.lab.data.sets.texts import TEXTS
-from graticule.lab.data.text_module import ByteTokenizer
+import graticule
+from graticule import dense
+from graticule.lab import data, studies, tasks, training
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import JsonOutput
 from graticule.lab.recipes.load import list_recipes
-from graticule.lab.studies.matrix import combinations, families, family_defaults, initials, rows
 from graticule.lab.tasks.options import TextRecipe
-from graticule.lab.tasks.parts.image_scores import show_multiply_adds
-from graticule.lab.training.cost import count_multiply_adds
-from graticule.lab.training.task import list_tasks
-from graticule.position.position import ENCODINGS
-from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import search_names
 
 
-def run(options: Models) -> int:
+@dataclass
+class ModelsOptions(JsonOutput):
+    """List all names that options accept, the sizes of models, or which models take which encodings.
+
+        graticule models
+        graticule models "deit_*"
+        graticule models lape
+        graticule models --matrix
+        graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
+
+    Multiply-adds are those of matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
+    for each pair of patches as well, 0.12 G in T, S and B; here they are computed per displacement.
+    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
+    Methods and models that --plugin FILE.py registers are included.
+    """
+
+    patterns: Positional[list[str]] = field(default_factory=list)
+    """words or patterns, as in a shell, such as lape or "deit_*": names that match, with the sizes of models (default:
+    the names of all; for a matrix, one of each family)"""
+    matrix: bool = False
+    """print the supported combinations of models, encodings and joinings"""
+    encodings: list[str] = field(default_factory=list)
+    """for a matrix: encodings, with options (default: every one)"""
+    reasons: bool = False
+    """for a matrix: also print the reason why a combination is refused"""
+
+    needs: ClassVar[Mapping[str, str]] = {"encodings": "matrix", "reasons": "matrix"}
+
+
+def run(options: ModelsOptions) -> int:
     """List the names that options accept, or print the sizes of models, or the matrix."""
     if options.matrix:
         return _print_matrix(options)
-    if options.encodings or options.reasons:
-        raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
     if options.patterns:
         return _print_matches(options)
     names = list_names()
@@ -45,7 +60,7 @@ def run(options: Models) -> int:
     return 0
 
 
-def _print_names(options: Models, names: Mapping[str, Any]) -> None:
+def _print_names(options: ModelsOptions, names: Mapping[str, Any]) -> None:
     for title, group in names.items():
         lines = [f"  {name}  {about}" for name, about in group.items()] if isinstance(group, Mapping) else []
         options.say(
@@ -55,41 +70,43 @@ def _print_names(options: Models, names: Mapping[str, Any]) -> None:
 
 def list_names() -> dict[str, Any]:
     """Return title -> the names that options accept; the recipes with a line about each."""
+    from graticule.encodings.build import list_decompositions, list_encodings, list_joinings
+    from graticule.lab.data.sets.texts import TEXTS
+    from graticule.position.resampling import RESAMPLERS
+
     return {
-        "models": list_models(),
-        "language models": list_language_models(),
+        "models": graticule.list_models(),
+        "language models": graticule.list_language_models(),
         "encodings": list_encodings(),
-        "defaults of families": family_defaults(),
+        "defaults of families": studies.family_defaults(),
         "joinings": list_joinings(),
         "decompositions of LaPE's norm": list(list_decompositions()),
         "resamplers": list(RESAMPLERS),
-        "tasks": sorted(list_tasks()),
-        "necks": list(NECKS),
-        "heads of detectors": list(HEADS),
-        "decoders of segmentation": list(DECODERS),
-        "data sets": list(list_datasets()),
+        "tasks": sorted(training.list_tasks()),
+        "necks": list(dense.NECKS),
+        "heads of detectors": list(dense.HEADS),
+        "decoders of segmentation": list(dense.DECODERS),
+        "data sets": list(data.list_datasets()),
         "texts": list(TEXTS),
         "recipes": dict(list_recipes()),
     }
 
 
-def _print_matches(options: Models) -> int:
+def _print_matches(options: ModelsOptions) -> int:
     """Print the sizes of matching models, which are built without memory for their weights, and all other matches."""
-    groups = {
-        title: group if isinstance(group, Mapping) else dict.fromkeys(group, "")
-        for title, group in list_names().items()
-    }
+    listed = list_names().items()
+    groups = {title: group if isinstance(group, Mapping) else dict.fromkeys(group, "") for title, group in listed}
     for pattern in options.patterns:
         if not any(_find(pattern, group) for group in groups.values()):
-            match_names([pattern], [*list_models(), *list_language_models()])  # it raises an error with a hint
+            match_names([pattern], [*groups["models"], *groups["language models"]])  # it raises an error with a hint
     matches = {title: _find_all(options.patterns, group) for title, group in groups.items()}
     backbones, language_models = (matches.pop(title) for title in ("models", "language models"))
     records: dict[str, Any] = {}
     for measure, kind in ((measure_backbone, backbones), (measure_language_model, language_models)):
         if sizes := {name: measure(name) for name in kind}:
-            rows = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
+            cells = [[name, *(_format_size(key, value) for key, value in size.items())] for name, size in sizes.items()]
             columns = [key.replace("_", "-") for key in next(iter(sizes.values()))]
-            options.print_table(["model", *columns], *rows)
+            options.print_table(["model", *columns], *cells)
             records |= sizes
     matches = {title: names for title, names in matches.items() if names}
     _print_names(options, matches)
@@ -104,7 +121,7 @@ def _find_all(patterns: Sequence[str], names: Mapping[str, str]) -> Mapping[str,
 
 def _find(pattern: str, names: Mapping[str, str]) -> list[str]:
     """Return the names that match a pattern, or the name of a model; for a word, those that have it, as in a search."""
-    is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in MODELS
+    is_word = not any(wildcard in pattern for wildcard in "*?[") and pattern not in graticule.list_models()
     return search_names(pattern, names) if is_word else fnmatch.filter(names, pattern)
 
 
@@ -112,7 +129,7 @@ def _format_size(key: str, value: Any) -> str:
     if key == "parameters":
         return f"{value / 1e6:.2f} M"
     if key == "multiply_adds":
-        return show_multiply_adds(value)
+        return tasks.show_multiply_adds(value)
     cross = "x" if key in ("image", "patches") else "-"
     return cross.join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -134,12 +151,14 @@ def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def measure_backbone(name: str) -> dict[str, Any]:
     """Measure a backbone for images of its own size, on the meta device."""
+    import torch
+
     with torch.device("meta"):
-        model = create_model(name).eval()
+        model = graticule.create_model(name).eval()
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "multiply_adds": count_multiply_adds(model, image),
+        "multiply_adds": training.count_multiply_adds(model, image),
         "dim": list(model.embed_dims),
         "layers": list(model.depths),
         "image": list(model.img_size),
@@ -149,9 +168,11 @@ def measure_backbone(name: str) -> dict[str, Any]:
 
 def measure_language_model(name: str) -> dict[str, Any]:
     """Measure a language model with bytes as tokens and the context of the default recipe, on the meta device."""
-    tokens = ByteTokenizer().vocab_size
+    import torch
+
+    tokens = data.ByteTokenizer().vocab_size
     with torch.device("meta"):
-        model = create_language_model(name, tokens, context=TextRecipe.context)
+        model = graticule.create_language_model(name, tokens, context=TextRecipe.context)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "dim": model.embed_dim,
@@ -161,13 +182,16 @@ def measure_language_model(name: str) -> dict[str, Any]:
     }
 
 
-def _print_matrix(options: Models) -> int:
+def _print_matrix(options: ModelsOptions) -> int:
+    from graticule.position.position import ENCODINGS
+
     for encoding in options.encodings:
         ENCODINGS.specs(encoding)
-    models = {name: create_model(name) for name in match_names(options.patterns, list_models())} or families()
-    reasons = combinations(models, options.encodings or None)
-    options.print_table(("encoding", *models), *rows(reasons))
-    options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
+    names = match_names(options.patterns, graticule.list_models())
+    models = {name: graticule.create_model(name) for name in names} or studies.families()
+    reasons = studies.combinations(models, options.encodings or None)
+    options.print_table(("encoding", *models), *studies.rows(reasons))
+    options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in studies.initials().items()))
     if options.reasons:
         options.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
     return options.finish(
@@ -176,4 +200,3 @@ def _print_matrix(options: Models) -> int:
             for (model, encoding, joining), reason in reasons.items()
         ]
     )
-    return 0

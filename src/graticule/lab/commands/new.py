@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import keyword
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Literal
 
-from graticule.lab.commands.declared import New
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.models import list_names
-from graticule.lab.commands.options import output_folder, print_written
+from graticule.lab.commands.options import Options, output_folder, print_written
 from graticule.system.files import write_text
+
+
+@dataclass
+class NewOptions(Options):
+    """Write a working Python file to start from, and a passing test of it.
+
+        graticule new encoding my_encoding
+        graticule new joining my_joining --output methods
+
+    The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
+    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
+    """
+
+    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
+    """kind of class or function in the file"""
+    name: Positional[str]
+    """its name, an identifier such as my_encoding"""
+    output: Path = Path()
+    """folder to write to (default: this one)"""
+
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: The kinds that `graticule check FILE.py` checks.
@@ -26,7 +48,7 @@ _TRY = {
 }
 
 
-def run(options: New) -> int:
+def run(options: NewOptions) -> int:
     """Write a plugin and its test."""
     name, file = options.name, output_folder(options.output, Path()) / f"{options.name}.py"
     _check_name(options.kind, name)

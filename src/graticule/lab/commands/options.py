@@ -11,24 +11,30 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TextIO, TypeVar, cast
 
-from graticule.lab.arguments import FieldPath, Rare, change, help_page, options_of, parse_arguments
-from graticule.registry.checks import parse_sizes, printable
+from graticule.lab.arguments import BadArguments, Rare, change, check_effects, read_changes
+from graticule.registry.checks import printable
+from graticule.registry.fields import Side, check_fields
 from graticule.registry.plugins import named_plugins
 from graticule.system.tables import format_table
 
 T = TypeVar("T")
 
 
-class Repeatable:
-    """Options whose command writes the line that repeats it on its page; the line is no option."""
+class Options:
+    """Base class of the options of a command.
+
+    line: the command line that repeats it.
+    needs: option -> the options that use it, as of `TrainingRecipe.needs`.
+    """
 
     line = ""
+    needs: ClassVar[Mapping[str, str]] = {}
 
 
 @dataclass(kw_only=True)
-class JsonOutput:
+class JsonOutput(Options):
     """The option of commands that print results: text for people, or with --json only one value for programs."""
 
     json: bool = False
@@ -62,7 +68,15 @@ class OnDevice:
 
 
 @dataclass(kw_only=True)
-class OfCheckpoint:
+class OfSize:
+    """The image size of commands that run a model."""
+
+    img_size: tuple[Annotated[Side, "PIXELS"], ...] = ()
+    """one side, or height and width, such as 224 320 (default: that of the model)"""
+
+
+@dataclass(kw_only=True)
+class OfCheckpoint(Options):
     """The checkpoint of commands that open a run."""
 
     checkpoint: Rare[Literal["best", "last"]] = "best"
@@ -90,6 +104,8 @@ class NamedData(NamedModels):
     data_root: Rare[Path | None] = None
     """folder of the data set, if `images` is a name"""
 
+    needs: ClassVar[Mapping[str, str]] = {"data_root": "images"}
+
 
 @dataclass(kw_only=True)
 class Figures:
@@ -104,26 +120,21 @@ def parse(kind: type[T], command: str, arguments: Sequence[str]) -> T:
 
     Raises:
         SystemExit: after the help was printed.
-        BadArguments: for an unknown option, a missing or an invalid value.
+        BadArguments: for an unknown option, a missing or an invalid value, or one without effect.
     """
-    return _build(kind, _parse_changes(kind, command, arguments))
-
-
-def _parse_changes(kind: type, command: str, arguments: Sequence[str], **defaults: Any) -> dict[FieldPath, Any]:
-    """Return the field of each given option -> its value; prints the help if it is asked for."""
-    if help_options := {"-h", "--help", "--help-all"} & set(arguments):
-        print(help_page(kind, command, every="--help-all" in help_options, **defaults))
-        raise SystemExit(0)
-    return parse_arguments(options_of(kind, **defaults), arguments, command)
-
-
-def _build(kind: type[T], changes: Mapping[FieldPath, Any], **defaults: Any) -> T:
-    values = {path[0]: value for path, value in changes.items() if not path[1:]}
-    return change(kind(**{**defaults, **values}), {path: value for path, value in changes.items() if path[1:]})
+    changes = read_changes(kind, command, arguments)
+    try:
+        options: Any = kind(**{path[0]: value for path, value in changes.items()})
+        check_fields(options)
+        check_effects(options, {path[0] for path in changes})
+    except ValueError as error:
+        raise BadArguments(str(error)) from None
+    options.line = command_line(command, arguments)
+    return cast("T", options)
 
 
 @dataclass
-class _Overrides:
+class _Overrides(Options):
     recipe: Any
 
 
@@ -137,22 +148,23 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
 
     Overrides must have an effect; the warm-up and the decays of the recipe itself fit `--epochs`.
     """
-    changes = _parse_changes(kind, command, arguments, recipe=recipe)
+    changes = read_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
     if epochs := changes.get(("recipe", "epochs")):
         recipe = _shorten_schedule(recipe, epochs, names)
-    options: Any = _build(kind, changes, recipe=recipe)
-    root = getattr(options.recipe, "data_root", None)
+    values = {path[0]: value for path, value in changes.items() if not path[1:]}
+    build: Any = kind
+    options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
+    root = options.recipe.data_root
     if root is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
-    if hasattr(recipe, "give"):
-        options.recipe.give(recipe.overrides | names)
-    return options
+    options.recipe.record_overrides(recipe.overrides | names)
+    return cast("T", options)
 
 
 def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
     """Return the recipe with a warm-up and decays that fit into `epochs`, but for those in `names`."""
-    warmup, decays = getattr(recipe, "warmup_epochs", 0), getattr(recipe, "decay_epochs", ())
+    warmup, decays = recipe.warmup_epochs, recipe.decay_epochs
     if "warmup_epochs" not in names and 0 < epochs <= warmup:
         shorter = warmup * epochs // recipe.epochs
         text = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
@@ -173,9 +185,11 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return shlex.join(["graticule", command, *arguments, *plugins])
 
 
-def parse_size(text: str | None, axes: int = 2) -> Any:
-    """Parse the size of images, or of videos of three `axes`; None if it is not given."""
-    return parse_sizes([text], "img_size", axes)[0] if text else None
+def square(sides: tuple[int, ...], axes: int = 2, name: str = "img_size") -> Any:
+    """Return the sides of images, or of videos of three `axes`, of which one may stand for all; None without any."""
+    if len(sides) not in (0, 1, axes):
+        raise ValueError(f"`{name}` must be one side in pixels or {axes}, got {' '.join(map(str, sides))}.")
+    return (sides * axes if len(sides) == 1 else sides) or None
 
 
 def output_folder(output: Path | None, default: Path) -> Path:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import colorsys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
-from PIL import Image
-
-from graticule.lab.commands.declared import Predict
+from graticule.lab import data, figures, training
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import choose_device, read_input
-from graticule.lab.commands.options import output_folder
-from graticule.lab.data.dense import read_image
-from graticule.lab.data.dense_transforms import plain
-from graticule.lab.figures.save import save_figure
+from graticule.lab.commands.options import Figures, JsonOutput, OfCheckpoint, OnDevice, output_folder
 from graticule.lab.training.results import Prediction, above, image_ids
-from graticule.lab.training.run import Run
 from graticule.registry.checks import printable
+from graticule.registry.fields import Share
 from graticule.system.files import write_json, write_whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def run(options: Predict) -> int:
+
+@dataclass
+class PredictOptions(Figures, JsonOutput, OnDevice, OfCheckpoint):
+    """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
+
+        graticule predict RUN a.jpg b.jpg
+
+    They are also written as JSON: boxes.json and masks.json are results in COCO's format, images.json has the ids of
+    the images.
+    """
+
+    run: Positional[Path]
+    """run folder"""
+    images: Positional[list[Path]]
+    """files of images"""
+    threshold: Share = 0.5
+    """detections with a lower score are not drawn; JSON has all"""
+    output: Path | None = None
+    """folder for figures and JSON (default: predictions in the run folder)"""
+
+
+def run(options: PredictOptions) -> int:
     """Draw and write the predictions of a run."""
-    run = Run.open(options.run)
+    import torch
+
+    run = training.Run.open(options.run)
     if missing := [path for path in options.images if not path.is_file()]:
         raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
     stems = [path.stem for path in options.images]
@@ -34,7 +52,7 @@ def run(options: Predict) -> int:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
     device = choose_device(options.device)
     folder = output_folder(options.output, run.folder / "predictions")
-    images = [read_input(path, read_image) for path in options.images]  # all errors come before a prediction
+    images = [read_input(path, data.read_image) for path in options.images]  # all errors come before a prediction
     task, described = run.task(), run.described()
     model = run.model(checkpoint=options.checkpoint).to(device)
     numbers = image_ids(options.images)
@@ -42,12 +60,12 @@ def run(options: Predict) -> int:
     written, texts = [], {}
     for path, image, number in zip(options.images, images, numbers, strict=True):
         with torch.inference_mode():
-            prediction = task.predict(model, plain(image), number, described)
+            prediction = task.predict(model, data.plain(image), number, described)
         for name, values in prediction.entries.items():
             entries.setdefault(name, []).extend(values)
         likely = above(prediction, options.threshold)
         written.append(
-            save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
+            figures.save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
         )
         if prediction.classes is not None:
             written.append(_save_classes(prediction.classes, folder / f"{path.stem}.classes.png"))
@@ -69,6 +87,10 @@ def draw_prediction(prediction: Prediction, title: str) -> Figure:
 
     Background and ignored pixels are not drawn. Without boxes, their labels are lines of text below the image.
     """
+    import numpy as np
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
+
     names, classes = prediction.class_names, prediction.classes
     present = [] if classes is None else np.unique(np.asarray(classes)).tolist()
     present = [number for number in present if number < len(names) and names[number] != "background"]
@@ -118,6 +140,9 @@ def _summary(prediction: Any) -> list[str]:
 
 def _save_classes(classes: Any, path: Path) -> Path:
     """Write the class of each pixel as a PNG of 8 bits, or 16 with more classes."""
+    import numpy as np
+    from PIL import Image
+
     values = classes.numpy()
     image = Image.fromarray(values.astype(np.uint8 if values.max() < 256 else np.uint16))
     return write_whole(path, lambda temporary: image.save(temporary, format="PNG"))

@@ -2,72 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from torch import nn
-
-from graticule.analysis.correlation import position_correlations
-from graticule.analysis.position_maps import bias_maps
-from graticule.backbones.base import Backbone
-from graticule.encodings.forms.absolute import AbsoluteEncoding
-from graticule.external.hub import save_pretrained
-from graticule.hub.files import Card, check_repo_id, push_folder
-from graticule.lab.commands.declared import Publish
-from graticule.lab.commands.opening import Opened, open_source
-from graticule.lab.commands.options import print_written
-from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
-from graticule.lab.figures.save import save_figure
-from graticule.lab.tasks.classification import images_of
-from graticule.lab.training.run import Run
+import graticule
+from graticule import analysis, external, hub
+from graticule.lab import figures, training
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import open_models
+from graticule.lab.commands.options import NamedModels, print_written
 from graticule.registry.fields import read_typed
 from graticule.system.files import make_folder
+
+
+@dataclass
+class PublishOptions(NamedModels):
+    """Write a model as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
+
+        graticule publish RUN FOLDER
+        graticule publish timm:vit_small_patch16_224 FOLDER --joining lape
+        graticule publish RUN FOLDER --push OWNER/NAME
+
+    graticule.from_pretrained opens it, and timm.create_model("local-dir:FOLDER", pretrained=True) opens classifiers.
+    """
+
+    model: Positional[str]
+    """folder of a run, file of its weights, name of a model, timm:NAME or hf:NAME (converted), or FILE.py:NAME"""
+    folder: Positional[Path]
+    """folder to write to"""
+    push: str | None = None
+    """upload the folder to this repository of the hub, OWNER/NAME"""
+    private: Rare[bool] = False
+    """make a new repository private"""
+    host: str | None = None
+    """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
+    format: Literal["png", "pdf", "svg"] = "png"
+    """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
+
+    needs: ClassVar[Mapping[str, str]] = {"private": "push"}
+
 
 #: Untrained models of the same shape that the correlations are compared with.
 _UNTRAINED = 39
 
 
-def run(options: Publish) -> int:
+def run(options: PublishOptions) -> int:
     """Write a model as a folder for the hub, and upload it with --push."""
-    if options.private and options.push is None:
-        raise ValueError("`private` must be left out without --push, which creates the repository.")
-
     if options.push is not None:
-        check_repo_id(options.push)
+        hub.check_repo_id(options.push)
     folder = options.folder
     if (folder / "recipe.json").exists():
         raise ValueError(f"`folder` must be new or contain a published model, got {str(folder)!r}, a run.")
-    source = open_source(options.model, "publish", options)
+    (source,) = open_models([options.model], options, "publish", "images*", converted=True)
 
     if source.run is not None:
         _publish_run(source.run, source, folder, options.format)
     else:
-        save_pretrained(source.model, folder, host=options.host)
-        is_backbone = isinstance(source.model, Backbone)
-        if figures := _figures(source.model, options.model, folder, options.format) if is_backbone else []:
-            save_pretrained(source.model, folder, host=options.host, card=Card(figures=figures))
+        external.save_pretrained(source.model, folder, host=options.host)
+        is_backbone = isinstance(source.model, graticule.Backbone)
+        if drawn := _figures(source.model, options.model, folder, options.format) if is_backbone else []:
+            external.save_pretrained(source.model, folder, host=options.host, card=hub.Card(figures=drawn))
     suffixes = (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in suffixes))
     if options.push is not None:
-        print(f"uploaded to {push_folder(folder, options.push, options.private)}")
+        print(f"uploaded to {hub.push_folder(folder, options.push, options.private)}")
     return 0
 
 
-def _publish_run(run: Run, source: Opened, folder: Path, figure_format: str) -> None:
+def _publish_run(run: training.Run, source: training.LoadedModel, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
+
     recipe: Any = run.recipe()
-    facts = vars(images_of(run)) if run.task().inputs == "images" else run.described()
-    mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
     limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
     data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
     model: Any = source.model
-    figures = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
-    card = Card(data, _results(run, recipe), _describe_training(run), figures)
-    known = {"label_names": names} if names else {}  # a model without classes can be adapted
-    model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, **known}, card=card)
+    drawn = _figures(getattr(model, "backbone", model), source.title, folder, figure_format)
+    card = hub.Card(data, _results(run, recipe), _describe_training(run), drawn)
+    model.save_pretrained(folder, preprocessing=source.preprocessing, card=card)
 
 
-def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
+def _results(run: training.Run, recipe: Any) -> list[tuple[str, str]]:
     if not run.finished:
         return []
     result, metric, count = run.result(), recipe.metric, run.examples("test")
@@ -79,7 +95,7 @@ def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _describe_training(run: Run) -> str:
+def _describe_training(run: training.Run) -> str:
     """Describe the machine and the versions that a run was trained with."""
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})
@@ -88,18 +104,20 @@ def _describe_training(run: Run) -> str:
     return f"Measured in training {where} ({with_})." if with_ else ""
 
 
-def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
+def _figures(model: Any, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
+    from graticule.encodings.forms.absolute import AbsoluteEncoding
+
     make_folder(folder)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
-        sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)
+        sheet = figures.correlation_sheet(analysis.position_correlations(model, None, 0, _UNTRAINED), title)
         name, about = "correlations", "Position correlations of each layer: similarity of a patch with all others"
-    elif (maps := bias_maps(model, None, 0)) is not None:
-        sheet = bias_map_sheet(maps, title)
+    elif (maps := analysis.bias_maps(model, None, 0)) is not None:
+        sheet = figures.bias_map_sheet(maps, title)
         name, about = "bias", "The bias of each head, from a patch in the middle to all others"
     else:
         return []
     for kind in formats:
-        save_figure(sheet, folder / f"{name}.{kind}")
+        figures.save_figure(sheet, folder / f"{name}.{kind}")
     return [(f"{name}.png", about)]

@@ -6,14 +6,31 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from graticule.lab.commands.declared import Runs
-from graticule.lab.studies.runs import Summary, find_runs, flat_values, summarise
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import JsonOutput
+from graticule.lab.studies.runs import RunSummary, find_runs, flat_values, summarize
 from graticule.registry.checks import printable
+
+
+@dataclass
+class RunsOptions(JsonOutput):
+    """List the runs in folders with their progress, their best score so far, and the values in which they differ.
+
+    graticule runs
+    graticule runs runs/study --sort best
+    """
+
+    folders: Positional[list[Path]] = field(default_factory=lambda: [Path("runs")])
+    """folders with runs, at any depth"""
+    sort: Literal["age", "name", "best"] = "age"
+    """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
+
 
 #: Values of recipes that are shown first: in columns if they differ, otherwise in the line below the table.
 _FIRST = ("model", "encoding", "joining", "seed", "lr")
@@ -21,14 +38,14 @@ _FIRST = ("model", "encoding", "joining", "seed", "lr")
 _OTHERS = 4
 
 
-def run(options: Runs) -> int:
+def run(options: RunsOptions) -> int:
     """List the runs in folders, each run once."""
     names: dict[Path, str] = {}
     for folder in options.folders:
         for place in find_runs(folder):
             relative = place.relative_to(folder) if len(options.folders) == 1 else place
             names.setdefault(place.resolve(), str(relative) if relative.parts else place.resolve().name)
-    runs = [(printable(name), summarise(place)) for place, name in names.items()]
+    runs = [(printable(name), summarize(place)) for place, name in names.items()]
     keys: dict[str, Any] = {"age": lambda run: run[1].changed, "name": itemgetter(0), "best": lambda run: _rank(run[1])}
     runs.sort(key=keys[options.sort])
     if options.json:
@@ -43,7 +60,7 @@ def run(options: Runs) -> int:
     return 0
 
 
-def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+def _values(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
     """Return the first values of the recipes, and all that differ: name -> one per run, `-` if a run has none."""
     recipes = [flat_values(summary.recipe) for summary in summaries]
     keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
@@ -62,7 +79,7 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
     return "own" if (key, value) == ("encoding", "None") else value
 
 
-def _show(runs: Sequence[tuple[str, Summary]], options: Runs) -> None:
+def _show(runs: Sequence[tuple[str, RunSummary]], options: RunsOptions) -> None:
     values = _values([summary for _, summary in runs])
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(runs) > 1}
     others = [key for key in values if key not in shared and key not in _FIRST]
@@ -86,7 +103,7 @@ def _show(runs: Sequence[tuple[str, Summary]], options: Runs) -> None:
     options.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {states}")
 
 
-def _rank(summary: Summary) -> tuple[str, float, int]:
+def _rank(summary: RunSummary) -> tuple[str, float, int]:
     """Return the sort key of a run: metric, then best score (runs without one come first), then its epoch."""
     metric, best = summary.metric, summary.best
     if metric is None or best is None:
@@ -94,7 +111,7 @@ def _rank(summary: Summary) -> tuple[str, float, int]:
     return metric.title, best[0] if metric.highest else -best[0], best[1]
 
 
-def _results(summary: Summary, mixed: bool) -> list[str]:
+def _results(summary: RunSummary, mixed: bool) -> list[str]:
     """Return the progress, scores and age of a run; if metrics are `mixed`, its best score names its metric."""
     metric = summary.metric
     best = last = "-"
@@ -116,7 +133,7 @@ def _length(seconds: float, decimals: int = 0) -> str:
     return f"{max(seconds, 0):.0f} s"  # the clock of a file server can be ahead
 
 
-def _record(name: str, summary: Summary) -> dict[str, Any]:
+def _record(name: str, summary: RunSummary) -> dict[str, Any]:
     recipe, best, metric = summary.recipe, summary.best, summary.metric
     scores = {}
     if metric is not None:

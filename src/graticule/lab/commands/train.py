@@ -9,15 +9,13 @@ import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graticule.lab.commands.options import command_line, output_folder, parse_recipe
+from graticule.lab import pages, training
+from graticule.lab.commands.options import Options, command_line, output_folder, parse_recipe
 from graticule.lab.recipes.load import describe_recipe, list_recipes, load_recipe
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, RunFolder, requeue_code
 from graticule.registry.checks import printable
-
-if TYPE_CHECKING:
-    from graticule.lab.training.recipe import TrainingRecipe
 
 USAGE = """\
 usage: graticule train RECIPE [options, and values of the recipe]
@@ -44,7 +42,7 @@ or SLURM.
 
 
 @dataclass(kw_only=True)
-class Train:
+class TrainOptions(Options):
     """Train a recipe; every value of it can be overridden."""
 
     recipe: Any = field(default_factory=lambda: load_recipe("digits_quick"))
@@ -56,8 +54,8 @@ class Train:
     """only a few steps, to check that everything works"""
 
 
-def run(arguments: list[str]) -> int:
-    """Train a recipe, or resume a run."""
+def read(arguments: list[str]) -> TrainOptions:
+    """Read the options of a run to start, or to resume."""
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         recipes = list_recipes()
         print(USAGE)
@@ -66,25 +64,21 @@ def run(arguments: list[str]) -> int:
         else:
             names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
             print(f"recipes (--help-all describes them):\n{names}")
-        return 0 if arguments else 2
-    resumed = arguments[0].partition("=")[0] == "--resume"
-    return execute(*(_resume(arguments) if resumed else _start(arguments)))
+        raise SystemExit(0 if arguments else 2)
+    return (_resume if arguments[0].partition("=")[0] == "--resume" else _start)(arguments)
 
 
-def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
+def run(options: TrainOptions) -> int:
     """Train a recipe in a folder, and print the results; returns the exit code."""
     requeue = requeue_code()
 
     from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-    from graticule.lab.pages.report import run_page
-    from graticule.lab.training.loop import train
-    from graticule.system.memory import keep_freed_memory
-
-    keep_freed_memory()
+    recipe, folder = options.recipe, options.output or Path()
+    run_page = pages.run_page  # imported before the training
     already = RunFolder(folder).finished
     try:
-        run = train(recipe, folder, resume=resume)
+        run = training.train(recipe, folder, resume=options.auto_resume)
     except Interrupted as reason:
         preempted = isinstance(reason, Preempted)
         if not getattr(rank_zero_only, "rank", 0):
@@ -113,56 +107,53 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
     return 0
 
 
-def _resume(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
-    """Return the recipe and the folder of the run to resume, and True."""
+def _resume(arguments: list[str]) -> TrainOptions:
+    """Return the recipe and the folder of the run to resume."""
     words = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
     if not words or words[0].startswith("-"):
         raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(words) or 'none'}.")
     folder = RunFolder.open(words[0])  # before PyTorch is imported
-    from graticule.lab.training.run import Run
 
-    run = Run(folder.folder)
-    recipe = run.recipe()
+    options = TrainOptions(recipe=training.Run(folder.folder).recipe())
     if words[1:]:
-        options = parse_recipe(Train, recipe, words[1:], f"train --resume {words[0]}")
-        if options.output is not None or options.auto_resume or options.quick:
-            raise ValueError(
-                "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
-            )
-        recipe = options.recipe
-    return recipe, run.folder, True
+        options = parse_recipe(TrainOptions, options.recipe, words[1:], f"train --resume {words[0]}")
+    if options.output is not None or options.auto_resume or options.quick:
+        raise ValueError(
+            "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
+        )
+    return TrainOptions(recipe=options.recipe, output=folder.folder, auto_resume=True)
 
 
-def _start(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
-    """Return the recipe and the folder of a run to start, and whether an existing one is resumed."""
+def _start(arguments: list[str]) -> TrainOptions:
+    """Return the recipe and the folder of a run to start."""
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
         raise ValueError("`--resume` must come first, without a recipe; call graticule train --resume RUN --option ...")
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
-    loaded = load_recipe(arguments[0])
+    name, loaded = arguments[0], load_recipe(arguments[0])
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()
-    kind: type[Train] = type(
-        "Train", (Train,), {"__doc__": describe_recipe(arguments[0]) or Train.__doc__}
-    )  # for the help
-    options = parse_recipe(kind, loaded, arguments[1:], f"train {arguments[0]}")
-    if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
+    about = {"__doc__": describe_recipe(name) or TrainOptions.__doc__}  # for the help
+    options: TrainOptions = parse_recipe(
+        type("TrainOptions", (TrainOptions,), about), loaded, arguments[1:], f"train {name}"
+    )
+    if name not in list_recipes() and RunFolder(Path(name)).recipe_file.is_file():
         from graticule.lab.training.run import Run
 
-        if changed := Run.open(arguments[0]).changed_surroundings():
-            arguments_text = printable(f"those of {arguments[0]}: {', '.join(changed)}")
-            print(f"graticule: warning: the weights may differ from {arguments_text}.", file=sys.stderr)
-    return options.recipe, run_folder(options, Path(arguments[0]).stem), options.auto_resume
+        if changed := Run.open(name).changed_surroundings():
+            texts = printable(f"those of {name}: {', '.join(changed)}")
+            print(f"graticule: warning: the weights may differ from {texts}.", file=sys.stderr)
+    return with_folder(options, Path(name).stem)
 
 
-def run_folder(options: Train, name: str) -> Path:
-    """Return the folder of a new run: the one that is given, or a new one of this name and time."""
-    if options.output:
-        return output_folder(options.output, Path())
-    if options.auto_resume:
+def with_folder(options: TrainOptions, name: str) -> TrainOptions:
+    """Return the options with the folder of a new run: the one that is given, or a new one of this name and time."""
+    if options.auto_resume and not options.output:
         raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # for further devices, the processes that it starts have its folder
+    if not options.output and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        # for further devices, the processes that it starts have its folder
         os.environ["GRATICULE_RUN"] = str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if "GRATICULE_RUN" not in os.environ:
+    if not options.output and "GRATICULE_RUN" not in os.environ:
         raise ValueError("`--output` must be given if several processes were started externally, got none.")
-    return Path(os.environ["GRATICULE_RUN"])
+    options.output = output_folder(options.output, Path(os.environ.get("GRATICULE_RUN", "")))
+    return options

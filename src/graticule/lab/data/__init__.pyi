@@ -3,11 +3,17 @@ from .augmentation import DenseAugmentation as DenseAugmentation
 from .dense import IGNORED as IGNORED
 from .dense import DenseImages as DenseImages
 from .dense import DenseInfo as DenseInfo
+from .dense import read_image as read_image
 from .dense_module import DenseModule as DenseModule
+from .dense_transforms import plain as plain
+from .folder_module import FolderModule as FolderModule
+from .folder_module import find_images as find_images
+from .images import LARGEST as LARGEST
 from .images import ArrayImages as ArrayImages
 from .images import DatasetInfo as DatasetInfo
 from .images import check_class_names as check_class_names
 from .images import class_labels as class_labels
+from .images import decode as decode
 from .images import same_classes as same_classes
 from .module import DataModule as DataModule
 from .module import build_mixup as build_mixup

@@ -22,6 +22,7 @@ from graticule.external.traced_model import view_of
 from graticule.lab.pages.explorer_maps import KINDS, MEAN, Maps, SizeMaps, explorer_maps
 from graticule.lab.pages.report import TEMPLATES
 from graticule.registry.checks import checked
+from graticule.registry.fields import NotNegative
 from graticule.system.files import write_bytes
 
 
@@ -254,7 +255,12 @@ _SIDE = 224
 
 @checked
 def compute_maps(
-    model: nn.Module, images: Sequence[Tensor], mean: Sequence[float], std: Sequence[float], label: str, title: str = ""
+    model: nn.Module,
+    images: Sequence[Tensor],
+    mean: Sequence[float],
+    std: Sequence[NotNegative],
+    label: str,
+    title: str = "",
 ) -> Explored:
     """Compute the maps and images of a model for the explorer; `write_explorer` makes a page of one or two models.
 

@@ -1,6 +1,16 @@
 from .comparison import compare as compare
 from .execution import executor_of as executor_of
+from .execution import parse_on as parse_on
 from .execution import train_runs as train_runs
+from .matrix import combinations as combinations
+from .matrix import families as families
+from .matrix import family_defaults as family_defaults
+from .matrix import initials as initials
+from .matrix import rows as rows
+from .plan import format_seconds as format_seconds
 from .plan import plan as plan
 from .plan import planned_rows as planned_rows
+from .results import TRAINED as TRAINED
 from .results import Results as Results
+from .results import place as place
+from .significance import paired_test as paired_test

@@ -18,10 +18,10 @@ from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.results import TRAINED, UNPLACED, Results, place, supported_decimals
 from graticule.lab.tasks.parts.image_scores import Mode, evaluate
-from graticule.lab.training.recipe import MACHINE, TrainingRecipe
+from graticule.lab.training.recipe import RUNTIME_FIELDS, TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
 from graticule.lab.training.task import recipe_plugins
-from graticule.lab.training.validation import in_precision
+from graticule.lab.training.validation import with_precision
 from graticule.system.files import read_json, write_json
 
 
@@ -135,7 +135,7 @@ def _at_conditions(
     data = run.data()
     gpu = run.recipe().accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
-    model = in_precision(run.model(data, "last"), run.recipe().precision, device)
+    model = with_precision(run.model(data, "last"), run.recipe().precision, device)
     for mode in modes:
         fitting = [(h, w) for h, w in sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
         for score in evaluate(model, data, fitting, device=device, mode=mode, measure_cost=False, progress=False):
@@ -158,7 +158,7 @@ def recipe_hash(recipe: TrainingRecipe) -> str:
         relevant["plugins"] = plugins
     for entry in dataclasses.fields(recipe):
         default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
-        if entry.name not in (*MACHINE, "seed") and getattr(recipe, entry.name) != default:
+        if entry.name not in (*RUNTIME_FIELDS, "seed") and getattr(recipe, entry.name) != default:
             relevant[entry.name] = written[entry.name]
     return _digits(relevant)
 

@@ -24,7 +24,7 @@ from graticule.lab.training.run_folder import Interrupted
 from graticule.lab.training.task import read_recipe
 from graticule.registry.checks import install
 from graticule.registry.plugins import load_plugin, loaded_plugins
-from graticule.system.memory import keep_freed_memory
+from graticule.system.allocator import keep_freed_memory
 
 Job = TypeVar("Job")
 
@@ -39,7 +39,7 @@ _TIMEOUT, _RETRIES = 10, 3
 _OWN = (ValueError, TypeError, FileNotFoundError, ImportError)
 
 
-def outcomes(
+def run_jobs(
     jobs: Sequence[Job],
     call: Callable[[Job], tuple[Any, ...]],
     executor: Executor | None = None,
@@ -104,7 +104,7 @@ def train_runs(
             bar.set_postfix_str(f"{sum(run.run.finished for run in runs)} of {len(runs)} runs", refresh=False)
 
         try:
-            for planned, result in outcomes(left, call, executor, show):
+            for planned, result in run_jobs(left, call, executor, show):
                 if isinstance(result, BaseException):
                     kind = "" if isinstance(result, _OWN) else f"{type(result).__name__}: "
                     failures.append(f"{planned.folder}: {kind}{result}")

@@ -62,7 +62,7 @@ class _StudyDescription(TypedDict):
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """State and results of a run.
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
@@ -114,7 +114,7 @@ class Summary:
         return [] if self.metric is None else self.metrics.get(self.metric.column, [])
 
 
-def summarise(folder: Path) -> Summary:
+def summarize(folder: Path) -> RunSummary:
     """Read the progress and the results of the run in `folder`; damage is part of the summary and raises no error."""
     run = RunFolder(folder)
     recipe: dict[str, Any] = {}
@@ -139,7 +139,9 @@ def summarise(folder: Path) -> Summary:
     elif _is_locked(folder):
         state = "running"
     times = [_read_time(path) for path in (run.metrics_file, run.log_file)]
-    return Summary(folder, state, recipe, metrics, metric, max(times) or _read_time(run.recipe_file), "; ".join(damage))
+    return RunSummary(
+        folder, state, recipe, metrics, metric, max(times) or _read_time(run.recipe_file), "; ".join(damage)
+    )
 
 
 def read_metrics(path: Path) -> Metrics:

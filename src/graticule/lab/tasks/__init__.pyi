@@ -1,6 +1,5 @@
 from .classification import Classification as Classification
 from .classification import class_names as class_names
-from .classification import images_of as images_of
 from .detection import Detection as Detection
 from .language import LanguageModeling as LanguageModeling
 from .language import TextEvaluation as TextEvaluation
@@ -20,5 +19,6 @@ from .parts.image_scores import Score as Score
 from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
+from .parts.image_scores import show_multiply_adds as show_multiply_adds
 from .parts.models import build_backbone as build_backbone
 from .segmentation import Segmentation as Segmentation

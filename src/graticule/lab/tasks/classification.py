@@ -165,7 +165,7 @@ class Classification(Task[Recipe, "DataModule"]):
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the five most likely classes of an image."""
         recipe = self.recipe
-        info = _images(recipe, described)
+        info = cast("DatasetInfo", self.images(described))
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
         if info.size is not None:  # all images of the data set have this size
             pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
@@ -176,19 +176,6 @@ class Classification(Task[Recipe, "DataModule"]):
         top = [{"class": names[n], "probability": float(shares[n])} for n in likeliest]
         labels = [f"{entry['class']} {100 * entry['probability']:.1f} %" for entry in top]
         return Prediction(image, labels=labels, entries={"classes.json": [{"image_id": number, "top": top}]})
-
-
-def images_of(run: TrainedRun) -> DatasetInfo:
-    """Return the facts of the images that a run was trained on, with the names of its classes."""
-    class_names(run)
-    return _images(run.recipe(), run.described())
-
-
-def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
-    """Return the facts of images."""
-    names = tuple(described["class_names"])
-    size, mean, std = (described[key] for key in ("size", "mean", "std"))
-    return DatasetInfo(recipe.dataset, names, described["channels"], size, mean, std)
 
 
 def class_names(run: TrainedRun) -> tuple[str, ...]:

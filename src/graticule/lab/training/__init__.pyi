@@ -1,10 +1,16 @@
+from .cost import count_multiply_adds as count_multiply_adds
 from .loop import train as train
+from .opening import LoadedModel as LoadedModel
 from .opening import load as load
+from .opening import open_model as open_model
+from .opening import open_module as open_module
+from .opening import source_kind as source_kind
 from .recipe import TrainingRecipe as TrainingRecipe
 from .results import Evaluated as Evaluated
 from .results import Evaluation as Evaluation
 from .results import ScoreTable as ScoreTable
 from .run import Run as Run
+from .run import surroundings as surroundings
 from .run_folder import Interrupted as Interrupted
 from .run_folder import Preempted as Preempted
 from .task import Task as Task
@@ -16,3 +22,4 @@ from .task import register_task as register_task
 from .task import task_of as task_of
 from .validation import HeldOut as HeldOut
 from .validation import HeldOutEvaluation as HeldOutEvaluation
+from .validation import with_precision as with_precision

@@ -4,29 +4,183 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import timm
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import create_model, list_models
+from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.external.convert.conversion import convert
+from graticule.external.traced_model import view_of
 from graticule.hub.config import Preparation
-from graticule.hub.files import CONFIG
+from graticule.hub.files import CONFIG, quick_hub
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import DatasetInfo
 from graticule.lab.training.checkpoints import load_weights
-from graticule.lab.training.run import run_of
-from graticule.lab.training.run_folder import runs_in
+from graticule.lab.training.run import Run, run_of
+from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import checked, is_path, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugin, load_plugins, module_name
 
 #: The ends of the names of files of weights.
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+#: The value of `weights` for those of the initialization.
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its properties.
+
+    target: its source, as given.
+    title: a line about it.
+    model: the model, in evaluation mode.
+    run: its run, if it has one.
+    images: facts of its images, with the names of its classes if they are known; None for a run that is not on images.
+    img_size: (height, width) in pixels of its images, or with a depth; None if unknown.
+    augmentation: the resizing of its images.
+    has_own_normalization: whether mean and std come from the configuration of its weights, not only of its name.
+    """
+
+    target: str
+    title: str
+    model: nn.Module
+    run: Run | None = None
+    images: DatasetInfo | None = None
+    img_size: tuple[int, ...] | None = None
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    has_own_normalization: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """The default folder of results: that of its run, or runs/NAME."""
+        if self.run is not None:
+            return self.run.folder
+        return Path("runs") / Path(self.target.replace(":", "/")).resolve().name
+
+    @property
+    def size(self) -> Any:
+        """The (height, width) in pixels of its images, which must be known."""
+        if self.img_size is None:
+            raise ValueError(f"`model` must have a known image size, got {self.target!r}, which has none.")
+        return self.img_size
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The entries of timm's configuration that the model of a run lacks: mean, std and names of classes."""
+        if self.run is None:
+            return {}
+        facts = self.run.described() if self.images is None else vars(self.images)
+        names = list(facts["class_names"])  # none if the model can be adapted alone
+        return {"mean": list(facts["mean"]), "std": list(facts["std"]), **({"label_names": names} if names else {})}
+
+    @property
+    def num_classes(self) -> int:
+        """The number of its classes; 0 if it is not a classifier."""
+        return int(getattr(self.model, "num_classes", 0))
+
+
+def open_model(
+    target: str,
+    weights: str | None = None,
+    *,
+    encoding: str | None = None,
+    joining: str | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+    converted: bool = False,
+) -> LoadedModel:
+    """Open a model for inspection.
+
+    Args:
+        target: the folder of a run or of a published model, `hf:OWNER/NAME`, a file of weights in a run, the name of a
+            model of graticule or timm, `timm:NAME`, or FILE.py:NAME.
+        weights: of a model by name: a file, or random (default: its published weights, if any).
+        encoding: of a model by name.
+        joining: of a model by name.
+        checkpoint: of a run.
+        converted: convert a model of timm, which then takes an encoding and a joining, too.
+    """
+    kind, path = source_kind(target), Path(target)
+    position = {key: value for key, value in (("encoding", encoding), ("joining", joining)) if value is not None}
+    if kind == "name":
+        return _open_by_name(target, weights, position, converted)
+    for name, value in (("weights", weights), *position.items()):
+        if value is not None:
+            raise ValueError(f"`{name}` must be left out with {target!r}, which has its own, got {value!r}.")
+    if kind == "run" and not path.exists():
+        RunFolder.open(target)  # an error that names the nearest runs
+    model = open_module(target, checkpoint=checkpoint if kind == "run" and path.is_dir() else "best")
+    run = run_of(path) if kind == "run" else None
+    if run is None:
+        return describe_model(target, model, target)
+    recipe, task = run.recipe(), run.task()
+    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
+    augmentation = getattr(recipe, "augmentation", Augmentation())
+    return LoadedModel(target, title, model, run, task.images(run.described()), size, augmentation)
+
+
+def describe_model(target: str, model: nn.Module, title: str) -> LoadedModel:
+    """Return a model with the properties of its images from its configuration."""
+    model = model.eval()
+    configured = getattr(model, "pretrained_cfg", None) or {}
+    stem = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (stem,))[0])
+    mean, std = (
+        (tuple(configured.get(key) or default) * channels)[:channels]
+        for key, default in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
+    )
+    resizing = {name: value for name in ("interpolation", "crop_pct") if (value := configured.get(name))}
+    mode: Any = configured.get("crop_mode") or "center"
+    images = DatasetInfo("images", label_names(model), channels, None, mean, std, mode)
+    augmentation = Augmentation(**resizing)
+    return LoadedModel(target, title, model, None, images, view_of(model).img_size, augmentation, "mean" in configured)
+
+
+def _open_by_name(target: str, weights: str | None, position: dict[str, str], converted: bool) -> LoadedModel:
+    """Build a model that is given by name, with its published weights, those of a file, or random ones."""
+    ours = is_ours(target)
+    if position and not (ours or converted):
+        raise ValueError(
+            f"`{next(iter(position))}` must be left out with {target!r}, a model of timm, which has its own; "
+            "graticule.convert makes a model of graticule of it."
+        )
+    model = create_named(target, **(position if ours else {}))
+    has_source = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file"))
+    source = weights or ("published weights" if has_source and not (ours and position) else RANDOM)
+    if weights is None and source != RANDOM:
+        print(f"loading the published weights of {target}, which are downloaded once", file=sys.stderr)
+        try:
+            with quick_hub():
+                model = create_named(target, pretrained=True)
+        except (OSError, RuntimeError) as error:  # raised by the client of the hub without a connection
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ValueError(
+                f"`weights` must be given, as the published weights of {target} could not be downloaded "
+                f"({type(error).__name__}: {reason}): --weights FILE, or --weights random."
+            ) from error
+    elif source == RANDOM:
+        hint = "" if weights else "; see --weights"
+        print(f"{target} has the weights of its initialization{hint}", file=sys.stderr)
+    else:
+        (load_checkpoint if ours else load_own)(model, source)
+    words = "".join(f", {kind} {value}" for kind, value in position.items())
+    opened = describe_model(target, model, f"{target}{words}, weights: {source}")
+    if weights not in (None, RANDOM) and opened.images is not None and (names := label_names(source)):
+        opened = replace(opened, images=replace(opened.images, class_names=names))
+    if converted and not ours:
+        opened = replace(opened, model=convert(model, position.get("encoding"), position.get("joining")))
+    return replace(opened, has_own_normalization=opened.has_own_normalization and (has_source or not ours))
 
 
 def source_kind(source: str) -> Literal["module", "published", "run", "name"]:
@@ -88,8 +242,10 @@ def load(
 def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] = "best") -> Any:
     """Open the module of FILE.py:NAME, or what a function of this name builds, or another source as `load` does.
 
-    An object in a file can also be of one of the classes `others`.
+    An object in a file can also be of one of the classes `others`. A model by name has random weights.
     """
+    if source_kind(source) == "name":
+        return create_named(source)
     if (in_file := module_name(source)) is None:
         return load(source, checkpoint=checkpoint)
     (file, name), kinds = in_file, (nn.Module, *others)
@@ -144,7 +300,7 @@ def open_backbone(source: str, weights: bool = True) -> Backbone:
 
     Without `weights`, timm builds its model without a download.
     """
-    model = create_named(source) if not weights and source.startswith(TIMM) else open_module(source)
+    model = from_pretrained(source) if weights and source.startswith(TIMM) else open_module(source)
     model = getattr(model, "backbone", model)
     if isinstance(model, Backbone):
         return model

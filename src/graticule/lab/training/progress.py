@@ -13,7 +13,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
-from graticule.lab.terminal import Lines
+from graticule.lab.terminal import PlainProgress
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
@@ -139,7 +139,7 @@ class Progress:
             "best": self.metric.show(self._best, unit=False),
         }
         self._epoch = epoch = int(row["epoch"])
-        if isinstance(self._bar, Lines):
+        if isinstance(self._bar, PlainProgress):
             seconds = time.monotonic() - self._start
             left = seconds / (epoch - self._first) * (self.epochs - epoch)
             values = ", ".join(f"{name} {value}" for name, value in self._values.items())

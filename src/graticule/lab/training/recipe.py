@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from graticule.lab.arguments import Usual
+from graticule.lab.arguments import Usual, check_effect, check_effects
 from graticule.lab.training.results import Metric
 from graticule.registry.checks import is_path, known_name, parse_freeze
 from graticule.registry.fields import (
@@ -35,7 +34,7 @@ from graticule.registry.plugins import module_name
 from graticule.registry.specs import Spec
 
 #: Fields that a resumed run may change, since they do not change its result.
-MACHINE = (
+RUNTIME_FIELDS = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
     *("keep", "checkpoint_steps", "data_root", "strategy"),
 )
@@ -264,30 +263,21 @@ class TrainingRecipe:
                 )
         return arguments
 
-    def give(self, names: Iterable[str]) -> None:
+    def record_overrides(self, names: Iterable[str]) -> None:
         """Record the values that a user gave, and check that they have an effect."""
         object.__setattr__(self, "overrides", frozenset(names))
-        for name, needs in self.needs.items():
-            terms = [[self._on(term) for term in both.split(" or ")] for both in needs.split(" and ")]
-            self.check_effect(name, all(map(any, terms)), needs)
+        check_effects(self, self.overrides)
 
     def check_effect(self, name: str, used: bool, needs: str) -> None:
         """Check that a value is used, if the user gave it."""
-        if name in self.overrides and not used:
-            value = operator.attrgetter(name)(self)
-            raise ValueError(f"`{name}` must be left out without {needs}, since it has no effect, got {value}.")
-
-    def _on(self, term: str) -> bool:
-        """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
-        name, equals, expected = term.partition("=")
-        value = operator.attrgetter(name)(self)
-        return str(value) == expected if equals else bool(value)
+        if name in self.overrides:
+            check_effect(self, name, used, needs)
 
     def differences(self, other: TrainingRecipe) -> list[str]:
         """List the fields that differ and change the result; devices do not, except for the order of sums."""
         if self.task != other.task:
             return ["task"]
-        names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in RUNTIME_FIELDS]
         values, others = ({name: getattr(recipe, name) for name in names} for recipe in (self, other))
         for fields in (values, others):  # parsed, so spaces do not matter
             fields["encoding"] = _specs(fields["encoding"], USUAL_JOINING)

@@ -34,6 +34,9 @@ _PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning-fabric", "n
 class _Fingerprint(TypedDict):
     examples: Whole
     sha256: str
+    times: NotRequired[str]
+    oldest: NotRequired[int]
+    newest: NotRequired[int]
 
 
 class _RunDescription(TypedDict):
@@ -130,7 +133,7 @@ class Run(RunFolder):
 
         Before its first epoch ends, nothing was scored: then a broken test image may have been repaired.
         """
-        changed = self.changes(data) if self.recipe_file.exists() else []
+        changed = self.changes(data, times=False) if self.recipe_file.exists() else []
         if not self.metrics_file.exists():
             changed = [line for line in changed if line.startswith("train ")]
         if changed:
@@ -177,18 +180,23 @@ class Run(RunFolder):
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
-    def changes(self, data: Any) -> list[str]:
-        """List the splits whose examples are not those that the run recorded, if it recorded any."""
+    def changes(self, data: Any, *, times: bool = True) -> list[str]:
+        """List the splits whose examples are not those that the run recorded, if it recorded any.
+
+        With `times`, also those of which some files were written again, at the same size; all are in a copy.
+        """
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
             return []
         current, changes = data.fingerprint(), []
         for split, known in recorded.items():
             now = current.get(split, {})
-            if now != known:
-                count = now.get("examples", 0)
-                others = " others" if count == known["examples"] else ""
-                changes.append(f"{split} has {count:,} examples, and had {known['examples']:,}{others}")
+            changed = {name for name, value in known.items() if now.get(name) != value}
+            if changed & {"examples", "sha256"}:
+                counts = f"{now.get('examples', 0):,} examples, and had {known['examples']:,}"
+                changes.append(f"{split} has {counts}{'' if 'examples' in changed else ' others'}")
+            elif times and "times" in changed and now["oldest"] <= known["newest"]:
+                changes.append(f"{split} has files that were written again, of the same sizes")
         return changes
 
     def _described(self) -> _RunDescription:

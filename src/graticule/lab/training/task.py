@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from graticule.backbones.registry import definitions_of
 from graticule.checkpoints.transfer import Transfer, transfer
+from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.registry import DATASETS
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.recipe import TrainingRecipe
@@ -115,6 +116,13 @@ class Task(ABC, Generic[R, D]):
     def describe(self, data: D) -> dict[str, Any]:
         """Return the facts about the data that the model depends on, as plain values for recipe.json."""
         return {}
+
+    def images(self, described: Mapping[str, Any]) -> DatasetInfo | None:
+        """Return the facts of a classifier's images, from `describe`; None for other inputs."""
+        if self.inputs != "images" or "class_names" not in described:
+            return None
+        facts = (described[name] for name in ("channels", "size", "mean", "std"))
+        return DatasetInfo(self.recipe.dataset, tuple(described["class_names"]), *facts)
 
     @abstractmethod
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:

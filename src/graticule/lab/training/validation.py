@@ -41,7 +41,7 @@ def exact_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def in_precision(model: nn.Module, precision: Any, device: torch.device | str) -> nn.Module:
+def with_precision(model: nn.Module, precision: Any, device: torch.device | str) -> nn.Module:
     """Let a model compute in Fabric's `precision`, as in training; 16-mixed is for GPUs. Returns it."""
     from lightning_fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 

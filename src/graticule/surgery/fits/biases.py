@@ -72,7 +72,7 @@ def _encodings(position: Any) -> list[Any]:
 def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool | str:
     if not any(parameter.requires_grad for parameter in new.parameters()):
         return "as it has no parameters to fit"
-    groups = [new.joined] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
+    groups = [new.layer_indices] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.layer_indices]
     fitted = True
     for encoding, layers in zip(_encodings(new), groups, strict=True):
         terms = [term for layer in layers if (term := logits[layer]) is not None]

@@ -109,7 +109,7 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
         return False  # a later stage of a pyramid, which uses the table of the previous stage
     encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
     was, now = old.joining, new.joining
-    same = type(now) is type(was) and now.joined == was.joined
+    same = type(now) is type(was) and now.layer_indices == was.layer_indices
     fit_function = None if same else find_fit(type(was), type(now))
     tables = [encoding(before.grid) for encoding in encodings]
     if not same and fit_function is None:  # the joining starts as initialized, with the old table
@@ -185,7 +185,7 @@ def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
     After n_l additions the residual stream has :math:`n_l c w` instead of w, so
     :math:`c = \sum_l n_l / \sum_l n_l^2`.
     """
-    added = torch.tensor([sum(at <= layer for at in new.joined) for layer in range(new.depth)]).double()
+    added = torch.tensor([sum(at <= layer for at in new.layer_indices) for layer in range(new.depth)]).double()
     return [target_of(before) * float(added.sum() / added.square().sum())]
 
 
@@ -193,7 +193,7 @@ def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
 def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Return the table for the first layer and zeros for the others, which is exact if the first layer is joined."""
     table = target_of(before)
-    return [table if layer == 0 else torch.zeros_like(table) for layer in new.joined]
+    return [table if layer == 0 else torch.zeros_like(table) for layer in new.layer_indices]
 
 
 @register_fit(Default, QueriesKeys)
@@ -207,7 +207,7 @@ def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor
 
 def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
     """Return the contributions of the table to the joined layers; None if they were not measured in all."""
-    contributions = [before.contributions[layer] for layer in joining.joined]
+    contributions = [before.contributions[layer] for layer in joining.layer_indices]
     measured = [contribution for contribution in contributions if contribution is not None]
     return measured if len(measured) == len(contributions) else None
 
