@@ -294,6 +294,9 @@ def test_vit_and_swin_of_torchvision_are_those_that_are_built_for_the_size():
         torch.testing.assert_close(graticule.resize(swin, 96)(images), before, rtol=0, atol=0)
 
 
+IDEFICS = {"text_config": {**TEXT, "model_type": "llama"}, "image_token_id": 98, "scale_factor": 2}
+
+
 def rf_detr() -> Any:
     return whole("RfDetrDinov2Backbone", **VIT, image_size=32, num_windows=2, out_features=["stage1"])
 
@@ -310,6 +313,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (partial(sam_2, 128), {"img_size": (128, 64)}, "`img_size` must be square for the constructor of Sam2Model"),
     (partial(internvl, 32), {"img_size": (16, 64)}, "must be square for InternVLForConditionalGeneration, got 16 x 64"),
     (partial(internvl, 32), {"img_size": 40}, "multiples of 16 for InternVLForConditionalGeneration, such as 32 x 32"),
+    (
+        lambda: whole("Idefics3ForConditionalGeneration", vision_config={**VIT, "image_size": 32}, **IDEFICS),
+        {"img_size": (32, 64)},
+        "`img_size` must be square for Idefics3ForConditionalGeneration, got 32 x 64.",
+    ),
     (
         lambda: whole("ViltModel", **VIT, image_size=32, vocab_size=99),
         {"img_size": (32, 64)},

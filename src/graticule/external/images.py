@@ -162,9 +162,12 @@ _FACTORS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16, 24, 32, 64, 128)
 
 
 def refused_size(
-    kind: str, size: Size, error: Exception, run: Callable[[Size], object], patch: Size = (1, 1)
+    kind: str, size: Size, error: Exception, run: Callable[[Size], object], patch: Size | None = (1, 1)
 ) -> ValueError:
-    """Return the refusal of a size, with the rule that sizes near it show: what `run` raises an error on is not one."""
+    """Return the refusal of a size, with the rule that sizes near it show: what `run` raises an error on is not one.
+
+    Multiples of `patch` are tried, and with None only a square.
+    """
 
     def runs(*sizes: Size) -> bool:
         try:
@@ -176,8 +179,8 @@ def refused_size(
 
     sides = size[-2:]
     got = "x".join(map(str, size)).replace("x", " x ")
-    for factor in _FACTORS:
-        units = [factor * side for side in patch[-2:]]
+    for factor in _FACTORS if patch else ():
+        units = [factor * side for side in (patch or ())[-2:]]
         least = [side // unit for side, unit in zip(sides, units, strict=True)]
         # three in a row are a rule
         nearest = [tuple((n + more) * unit for n, unit in zip(least, units, strict=True)) for more in (0, 1, 2)]

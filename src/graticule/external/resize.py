@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -76,30 +76,41 @@ def resize_in_place(
                 _resize(model, built, tables, configs, size, patch, channels, resampler)
     except _RefusedError as refusal:
         error: Any = refusal.__cause__
-        run = partial(_run_without_values, model, image, patch, channels)
+        run = partial(_run_empty, model, image, patch, channels)
+        if _raises(run, image) or not _raises(run, size):  # what depends on values, or is outside of the encoders
+            raise refused_size(kind, size, error, partial(run, with_values=True), None) from error
         raise refused_size(kind, size, error, run, patch or sizes[0][1]) from error
     return model
 
 
-def _run_without_values(model: Any, image: Shape, patch: Shape | None, channels: int | None, size: Shape) -> None:
-    """Run the encoders of a model that its class builds for a size, or the model itself, without values."""
+def _raises(run: Callable[[Shape], object], size: Shape) -> bool:
+    try:
+        run(size)
+    except Exception:  # whatever a model raises
+        return True
+    return False
+
+
+def _run_empty(
+    model: Any, image: Shape, patch: Shape | None, channels: int | None, size: Shape, with_values: bool = False
+) -> None:
+    """Run the encoders of a model that its class builds for a size, on shapes alone; or all of it, on any values."""
     built, other = build_empty(model, model.config), _build(model, size, patch, channels)
     encoders = [sizes_of(encoder) for encoder in encoders_of([model.config])]
     tables = _find_tables(model, built, encoders)
     new_tables = _with_patch(tables, encoders[0][1], patch)
-    copy = without_values(other)
+    count = _count_tokens(built, tables, image)
+    new_count = count and _count_new_tokens(model, other, new_tables, size, patch, channels)
+    copy = other if with_values else without_values(other)
     set_methods(copy, new_tables, size)
     names = {part: name for name, part in model.named_modules()}
-    parts = _callable_parts(model, image)
-    for part in parts:
-        encoder: Any = copy.get_submodule(names[part])
-        with evaluating(encoder):
+    with evaluating(copy):
+        for part in _callable_parts(model, image):
+            encoder: Any = copy.get_submodule(names[part])
             call(encoder, _images(encoder, size, channels))
-    if _count_tokens(built, tables, image) is not None:
-        _count_new_tokens(model, other, new_tables, size, patch, channels)
-    elif not parts:  # of ViLT, whose pass depends on values
-        with evaluating(other):
-            other(**_inputs(other, size, None, channels))
+        own = _inputs(built, image, count) if with_values else {}
+        if own and not _raises(lambda _: built.eval()(**own), image):
+            copy(**_inputs(copy, size, new_count, channels))
 
 
 class _RefusedError(Exception):

@@ -59,9 +59,9 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
             resize_tables(whole, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
         if channels is not None:
             set_channels(whole, channels)
-        size = image_size(whole) if img_size is None else to_2tuple(img_size)
-        for holder in dict.fromkeys((whole, part, model)) if size is not None else ():
-            record_input(holder, channels or image_channels(model), size)
+        if (size := image_size(whole) if img_size is None else to_2tuple(img_size)) is not None:
+            for holder in dict.fromkeys((whole, part, model)):
+                record_input(holder, channels or image_channels(model), size)
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:
