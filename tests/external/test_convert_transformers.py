@@ -234,7 +234,7 @@ def test_a_model_of_videos_is_resized_in_place(name, frames, side, tmp_path):
         graticule.resize(model, (48, 48))
     assert graticule.convert(model).img_size == (8, 48, 48)
     if name == "VJEPA2Model":
-        with pytest.raises(ValueError, match="`img_size` must be .* VJEPA2Model"):
+        with pytest.raises(ValueError, match=r"`img_size` must be .* VJEPA2Model"):
             graticule.resize(model, (8, 48, 32))
         return
     ours.set_input_size((8, 48, 32))

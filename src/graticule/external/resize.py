@@ -191,7 +191,7 @@ def _resize(
             part.attention_bias_cache = {}
     resize_configs(configs, size, patch, channels)
     patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
-    set_counts(configs, {patches: new_patches, **counts})
+    set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
     set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():

@@ -131,11 +131,12 @@ def _scale_maps(value: Any, old: Shape, new: Shape, name: str) -> Any:
     return [side * length // own for side, length, own in zip(value, new, old, strict=True)]
 
 
-def set_counts(configs: Iterable[Any], counts: Mapping[int, int]) -> None:
-    """Set the numbers of tokens of an image in a text, by the possible ones of the old size."""
+def set_counts(configs: Iterable[Any], counts: Mapping[int, int], complete: bool) -> None:
+    """Set the numbers of tokens of an image in a text, by those of the old size, which may not be all."""
     for config in configs_of(configs):
         for name in _COUNTS:
-            if (value := vars(config).get(name)) is None:
+            value = vars(config).get(name)
+            if value is None or (value not in counts and not complete):
                 continue
             if value not in counts:
                 raise ValueError(
