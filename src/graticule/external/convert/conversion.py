@@ -136,10 +136,12 @@ def convert(
     check_intact(model, "wrapped", "compiled", "quantized", "pruned", "parametrized", values=False)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        with _Zeros():  # of ViT-B, most of the time was for random values, all of which are replaced
+        with _Undrawn() as undrawn:
             backbone = _build(model, conversion)
         names = _names(model, backbone, conversion)
         _copy_values(model, parts_of(names, backbone.state_dict()))
+        for name in undrawn.names(backbone) - {target for targets in names.values() for target in targets}:
+            backbone.get_parameter(name).zero_()
     _copy_settings(model, backbone, names)
     if verify:
         check_outputs(model, backbone)
@@ -150,13 +152,32 @@ def convert(
     return change_position(backbone, encoding, joining or "default", images)
 
 
-class _Zeros(TorchFunctionMode):
-    """Let parameters start at zero where they would be random."""
+#: Functions that draw a tensor at random, and those that scale it afterwards.
+_DRAWS = {"uniform_", "normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "erfinv_"}
+_SCALES = {"mul_", "div_", "add_", "clamp_"}
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leave parameters as uninitialized memory where they would be random, and other tensors at zero.
+
+    Most of the time of converting a ViT-B was for random values, all of which are replaced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors: dict[int, Tensor] = {}
+
+    def names(self, model: nn.Module) -> set[str]:
+        """Return the names of the uninitialized parameters of a model."""
+        return {name for name, value in model.named_parameters() if id(value) in self._tensors}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("uniform_", "normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "erfinv_"):
+        if name in _DRAWS or (name in _SCALES and id(args[0]) in self._tensors):
             tensor: Tensor = next(iter((*args, *(kwargs or {}).values())))
+            if isinstance(tensor, nn.Parameter):
+                self._tensors[id(tensor)] = tensor
+                return tensor
             return tensor if name == "erfinv_" else tensor.zero_()
         return func(*args, **(kwargs or {}))
 
@@ -248,8 +269,6 @@ def _copy_settings(model: Any, backbone: Backbone, names: Mapping[str, tuple[str
     backbone.train(model.training)
     trained: dict[str, bool] = {}
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise ValueError(f"`model` must have no hooks on parameters, got one on {name}; remove it.")
         for target in names[name]:
             if trained.setdefault(target, parameter.requires_grad) != parameter.requires_grad:
                 raise ValueError(

@@ -16,7 +16,7 @@ from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.skeleton import build_skeleton, check_as_built
+from graticule.checkpoints.skeleton import build_skeleton, check_as_built, code_of
 from graticule.external.convert.sizes import build_empty
 from graticule.external.images import error_line
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
@@ -120,6 +120,8 @@ def read(model: nn.Module) -> Conversion:
     except ValueError:
         raise
     except Exception as error:  # a part lacks what a part of its place has
+        for place, actual, expected in code_of(model):
+            raise ValueError(f"`model` must have its own code, but {place} is {actual}, not {expected}.") from error
         raise ValueError(
             f"`model` must be a {kind.__name__} as {library} builds it, got one with a part that cannot be read: "
             f"{_place_of(error, model)}{error_line(error)}"
