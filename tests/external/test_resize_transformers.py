@@ -389,7 +389,7 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     (
         WHOLE["MAE"],
         {"img_size": (32, 64)},
-        "32 x 64 is refused by ViTMAEForPreTraining: ValueError: `img_size` must be square for the constructor",
+        "`img_size` must be square for the constructor of ViTMAEForPreTraining, got 32 x 64.",
     ),
     (WHOLE["CLIP"], {"img_size": 60}, "`img_size` must be a positive multiple of the patch size, got height 60"),
     (WHOLE["CLIP"], {"img_size": 64, "resampler": "fourier"}, "fourier"),

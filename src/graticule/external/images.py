@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -162,6 +163,49 @@ def pair(value: object) -> Size | None:
 def error_line(error: Exception) -> str:
     """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def without_values(model: Any) -> Any:
+    """Return a copy of a model whose parameters and buffers have no values."""
+    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    return deepcopy(model, memo).to("meta")
+
+
+#: Multiples of the patches, or of pixels, that are tried as the unit of the sides of a model.
+_FACTORS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16, 24, 32, 64, 128)
+
+
+def refused_size(
+    kind: str, size: Size, error: Exception, run: Callable[[Size], object], patch: Size | None = (1, 1)
+) -> ValueError:
+    """Return the refusal of a size, with the rule that sizes near it show: what `run` raises an error on is not one.
+
+    Multiples of `patch` are tried, and with None only a square.
+    """
+
+    def runs(*sizes: Size) -> bool:
+        try:
+            for near in sizes:
+                run((*size[:-2], *near))
+        except Exception:  # whatever a model raises
+            return False
+        return True
+
+    sides = size[-2:]
+    got = "x".join(map(str, size)).replace("x", " x ")
+    for factor in _FACTORS if patch else ():
+        units = [factor * side for side in (patch or ())[-2:]]
+        least = [side // unit for side, unit in zip(sides, units, strict=True)]
+        # three in a row are a rule
+        nearest = [tuple((n + more) * unit for n, unit in zip(least, units, strict=True)) for more in (0, 1, 2)]
+        is_like = all(len(set(near)) == len(set(sides)) for near in nearest)  # square, or not
+        if nearest[0] != sides and all(least) and is_like and runs(*nearest):
+            near = " or ".join(" x ".join(map(str, sizes)) for sizes in nearest[:2])
+            unit = " and ".join(map(str, dict.fromkeys(units)))
+            return ValueError(f"`img_size` must be multiples of {unit} for {kind}, such as {near}, got {got}.")
+    if len(set(sides)) > 1 and runs((max(sides),) * 2):
+        return ValueError(f"`img_size` must be square for {kind}, got {got}.")
+    return ValueError(f"`img_size` must be one that {kind} runs on, got {got}, for which it raises {error_line(error)}")
 
 
 def set_input_size(model: Any, size: Size) -> None:

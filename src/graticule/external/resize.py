@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, same_value
 from graticule.checkpoints.transfer import with_channels
-from graticule.external.convert.sizes import build_empty, encoders_of, set_sizes, sizes_of
+from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
-from graticule.external.images import call, error_line, evaluating, image_channels
+from graticule.external.images import call, error_line, evaluating, image_channels, refused_size, without_values
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
@@ -46,8 +47,8 @@ def resize_in_place(
     Returns the model.
     """
     kind = type(model).__name__
-    configs = encoders_of(getattr(module, "config", None) for module in model.modules())
-    sizes = list(dict.fromkeys(map(sizes_of, configs)))
+    configs = configs_of(getattr(module, "config", None) for module in model.modules())
+    sizes = list(dict.fromkeys(map(sizes_of, encoders_of(configs))))
     if len({image for image, _ in sizes}) != 1 or (patch_size is not None and len(sizes) > 1):
         pairs = " and ".join(f"{by(image)} with patches of {by(patch)}" for image, patch in sizes) or "none"
         raise ValueError(
@@ -65,25 +66,66 @@ def resize_in_place(
     changes = size != image or patch not in (None, sizes[0][1]) or channels is not None
     if resampler is not None and not changes:
         raise ValueError(f"`resampler` must come with another `img_size` for {kind}, which does not keep it.")
-    around = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
-    with restore_on_error(model, *configs, *around):
-        with _refusals(model, image):
+    try:
+        with restore_on_error(model, *configs):
             built = build_empty(model, model.config)
-        tables = _find_tables(model, built, sizes)
-        if image[-1] != image[-2]:
-            set_methods(model, tables, image)
-        if changes:
-            _resize(model, built, tables, configs, size, patch, channels, resampler)
+            tables = _find_tables(model, built, sizes)
+            if image[-1] != image[-2]:
+                set_methods(model, tables, image)
+            if changes:
+                _resize(model, built, tables, configs, size, patch, channels, resampler)
+    except _RefusedError as refusal:
+        error: Any = refusal.__cause__
+        run = partial(_run_empty, model, image, patch, channels)
+        if _raises(run, image) or not _raises(run, size):  # what depends on values, or is outside of the encoders
+            raise refused_size(kind, size, error, partial(run, with_values=True), None) from error
+        raise refused_size(kind, size, error, run, patch or sizes[0][1]) from error
     return model
 
 
+def _raises(run: Callable[[Shape], object], size: Shape) -> bool:
+    try:
+        run(size)
+    except Exception:  # whatever a model raises
+        return True
+    return False
+
+
+def _run_empty(
+    model: Any, image: Shape, patch: Shape | None, channels: int | None, size: Shape, with_values: bool = False
+) -> None:
+    """Run the encoders of a model that its class builds for a size, on shapes alone; or all of it, on any values."""
+    built, other = build_empty(model, model.config), _build(model, size, patch, channels)
+    encoders = [sizes_of(encoder) for encoder in encoders_of([model.config])]
+    tables = _find_tables(model, built, encoders)
+    new_tables = _with_patch(tables, encoders[0][1], patch)
+    count = _count_tokens(built, tables, image)
+    new_count = count and _count_new_tokens(model, other, new_tables, size, patch, channels)
+    copy = other if with_values else without_values(other)
+    set_methods(copy, new_tables, size)
+    names = {part: name for name, part in model.named_modules()}
+    with evaluating(copy):
+        for part in _callable_parts(model, image):
+            encoder: Any = copy.get_submodule(names[part])
+            call(encoder, _images(encoder, size, channels))
+        own = _inputs(built, image, count) if with_values else {}
+        if own and not _raises(lambda _: built.eval()(**own), image):
+            copy(**_inputs(copy, size, new_count, channels))
+
+
+class _RefusedError(Exception):
+    """An error of a model, or of the library, on images of a size."""
+
+
 @contextmanager
-def _refusals(model: object, size: Shape) -> Iterator[None]:
-    """Say that a model refuses a size, on errors of its library."""
+def _refusals() -> Iterator[None]:
+    """Mark the errors of a library as refusals of a size, unless they are our own."""
     try:
         yield
     except Exception as error:
-        raise ValueError(f"`img_size` {by(size)} is refused by {type(model).__name__}: {error_line(error)}") from error
+        if isinstance(error, _RefusedError) or str(error).startswith("`img_size`"):
+            raise
+        raise _RefusedError from error
 
 
 def _resize(
@@ -97,7 +139,7 @@ def _resize(
     resampler: Any,
 ) -> None:
     """Resize a model; on errors it may be changed in part."""
-    image, old_patch = sizes_of(configs[0])
+    image, old_patch = sizes_of(encoders_of(configs)[0])
     patch = None if patch == old_patch else patch
     if resampler is not None and not tables:
         raise ValueError(
@@ -107,16 +149,25 @@ def _resize(
     changes = _changes(built, other, size)
     set_order(built, image)
     _check_fits(model, built, changes)
-    new_tables = {
-        path: table if patch is None or table.patch != old_patch else replace(table, patch=patch)
-        for path, table in tables.items()
-    }
+    new_tables = _with_patch(tables, old_patch, patch)
+    count = _count_tokens(built, tables, image)
+    counts = {}
+    if count is not None:
+        with _refusals():
+            counts[count] = _count_new_tokens(model, other, new_tables, size, patch, channels)
+    trial = _inputs(model, image, count)
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     news = dict(other.named_modules())
     for name, part in model.named_modules():
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
     set_order(model, size)
+    if trial:
+        try:
+            with evaluating(model):
+                model(**trial)
+        except Exception:  # it has other arguments, too, or is not for images of this size
+            trial = {}
     before: dict[nn.Module, list[Tensor]] = {}
     constants: dict[int, Tensor] = {}
     # of another grid of as many rows, it would take its table as it is
@@ -138,34 +189,33 @@ def _resize(
     for part in model.modules():
         if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
             part.attention_bias_cache = {}
-    for config in configs:
-        set_sizes(config, size, patch, channels)
-    tokens, new_tokens = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
-    for part in model.modules():
-        around: Any = getattr(part, "config", None)
-        if getattr(around, "image_seq_length", None) == tokens:  # of LLaVA, tokens of an image in a text
-            around.image_seq_length = new_tokens
+    resize_configs(configs, size, patch, channels)
+    patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
+    set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
     set_methods(model, new_tables, size)
     record_input(model, channels or image_channels(model), size[-2:])
     for part, images in runs.items():
-        with _refusals(model, size), evaluating(part):
+        with _refusals(), evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
             _check_same(part, before[part], after, size)
+    if trial:
+        with _refusals(), evaluating(model):
+            model(**_inputs(model, size, count and counts[count], channels))
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
     """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
+    with _refusals():
+        resize_configs([config], size, patch, channels)
     for encoder in encoders_of([config]):
-        with _refusals(model, size):
-            set_sizes(encoder, size, patch, channels)
         if sizes_of(encoder)[0] != size:
             raise ValueError(
                 f"`img_size` must be square for {type(encoder).__name__}, which counts patches, got {by(size)}; a "
                 "model that resamples its table for each image needs no resizing."
             )
-    with _refusals(model, size):
+    with _refusals():
         return build_empty(model, config)
 
 
@@ -236,6 +286,59 @@ def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
         return {names[0]: patches.to(model.device, model.dtype), "grid_thw": counts}
     images = torch.randn(1, *size[:-2], channels or image_channels(model), *size[-2:], generator=generator)
     return images.to(model.device, model.dtype)
+
+
+def _with_patch(tables: Mapping[str, Table], old: Shape, patch: Shape | None) -> dict[str, Table]:
+    """Return tables of a model whose patches of the size `old` have another size, or the same for None."""
+    return {
+        path: table if patch is None or table.patch != old else replace(table, patch=patch)
+        for path, table in tables.items()
+    }
+
+
+def _count_tokens(skeleton: Any, tables: Mapping[str, Table], size: Shape) -> int | None:
+    """Return the number of tokens that a model of language has for an image; None if it needs more than images."""
+    try:
+        return _tokens_of(skeleton, tables, size) if hasattr(skeleton, "get_image_features") else None
+    except Exception:  # whatever a model raises
+        return None
+
+
+def _count_new_tokens(
+    model: Any, other: Any, tables: Mapping[str, Table], size: Shape, patch: Shape | None, channels: int | None
+) -> int:
+    """Return the number of tokens of an image of a new size, which must not be read as a square."""
+    if size[-1] != size[-2]:  # a grid of 2 x 8 has as many tokens as a square, and one of 2 x 16 has not
+        wide = (*size[:-1], 2 * size[-1])
+        _tokens_of(_build(model, wide, patch, channels), tables, wide)
+    return _tokens_of(other, tables, size)
+
+
+def _tokens_of(skeleton: Any, tables: Mapping[str, Table], size: Shape) -> int:
+    """Return the number of features of an image, by a pass without values."""
+    model = without_values(skeleton)
+    set_methods(model, tables, size)
+    with evaluating(model):
+        images = torch.empty(1, image_channels(model), *size, device="meta", dtype=model.dtype)
+        features = nested_tensors(model.get_image_features(pixel_values=images).pooler_output)
+        return sum(x.numel() // x.shape[-1] for x in features)
+
+
+def _inputs(model: Any, size: Shape, count: int | None, channels: int | None = None) -> dict[str, Tensor]:
+    """Return random images with a text or a prompt, for a model that needs both; none for one that needs images."""
+    names = set(inspect.signature(model.forward).parameters)
+    if "pixel_values" not in names or len(size) != 2:
+        return {}
+    config, device = model.config, model.device
+    text = getattr(config, "text_config", config)
+    token = next((getattr(config, name, None) for name in ("image_token_id", "image_token_index")), None)
+    ids = [0 if token is None else token] * (count or 1) + [getattr(text, "eos_token_id", None) or 1]
+    prompts = {
+        "decoder_input_ids" if "decoder_input_ids" in names else "input_ids": torch.tensor([ids], device=device),
+        "input_points": torch.tensor([[[[side / 2 for side in reversed(size)]]]], device=device),
+    }
+    prompts = {name: value for name, value in prompts.items() if name in names}
+    return {"pixel_values": _images(model, size, channels), **prompts} if prompts else {}
 
 
 def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:

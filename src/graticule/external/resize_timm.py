@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from operator import floordiv
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
+from timm.models._features import FeatureDictNet, FeatureGetterNet
 from timm.models.convit import GPSA, ConVit
 from timm.models.efficientformer import EfficientFormer
 from timm.models.efficientformer_v2 import Attention2dDownsample, EfficientFormerV2
@@ -27,11 +29,21 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.twins import Twins
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
+from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
+from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched
 from graticule.encodings.sgu import resize_pairs
 from graticule.external.convert.plain import naflex_resampler
-from graticule.external.images import error_line, evaluating, fit_of, image_channels, image_size
+from graticule.external.images import (
+    evaluating,
+    fit_of,
+    image_channels,
+    image_size,
+    refused_size,
+    window_of,
+    without_values,
+)
 from graticule.hub.config import record_input
 from graticule.layers.tokenizers import patch_grid
 from graticule.position.grid import Grid
@@ -50,13 +62,58 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
             f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
             "convert the model (graticule.convert) to choose it."
         )
-    if img_size is not None or patch_size is not None:
-        resize_tables(model, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
-    if channels is not None:
-        set_channels(model, channels)
-    size = image_size(model) if img_size is None else to_2tuple(img_size)
-    if size is not None:
-        record_input(model, channels or image_channels(model), size)
+    for part in _parts(model) or [model]:
+        whole = _whole(part)
+        if img_size is not None or patch_size is not None:
+            resize_tables(whole, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
+        if channels is not None:
+            set_channels(whole, channels)
+        if (size := image_size(whole) if img_size is None else to_2tuple(img_size)) is not None:
+            for holder in dict.fromkeys((whole, part, model)):
+                record_input(holder, channels or image_channels(model), size)
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """Return the models that can be resized in a model, or the model itself if it is one; in others, there is none."""
+    if hasattr(model, "set_input_size") or isinstance(model, (FeatureDictNet, FeatureGetterNet, *_RESIZES)):
+        return [model]
+    return [part for child in model.children() for part in _parts(child)]
+
+
+def _whole(model: Any) -> Any:
+    """Return the model whose features one that was made with `features_only=True` returns, with the same parts."""
+    if isinstance(model, FeatureGetterNet):
+        return model.model
+    if not isinstance(model, FeatureDictNet):
+        return model
+    # timm keeps only the parts, under other names: those of a list are on their own
+    parts: dict[str, Any] = {}
+    for name, part in model.items():
+        start, _, index = name.rpartition("_")
+        if index.isdigit():
+            parts.setdefault(start, nn.Sequential()).append(part)
+        else:
+            parts[name] = part
+    home = sys.modules[type(list(model.values())[-1]).__module__]
+    kinds = (kind for kind in vars(home).values() if isinstance(kind, type) and kind.__module__ == home.__name__)
+    kind = next((kind for kind in kinds if hasattr(kind, "set_input_size") and hasattr(kind, "forward_features")), None)
+    if kind is None:
+        return model
+    if (embed := parts.get("patch_embed")) is None:
+        raise ValueError(
+            "`model` must be made by timm.create_model(name, features_only=True, feature_cls='getter') to be resized, "
+            f"got {type(model).__name__} with {', '.join(model)}, of which timm does not keep the model."
+        )
+    whole: Any = object.__new__(kind)
+    nn.Module.__init__(whole)
+    for name, part in parts.items():
+        setattr(whole, name, part)
+    stages = next(part for part in parts.values() if isinstance(part, nn.Sequential))
+    whole.feature_info, whole.img_size, whole.training = model.feature_info.info, embed.img_size, model.training
+    # windows and the grid that they are scaled with
+    whole._ref_window_sizes = [to_2tuple(window_of(stage)) for stage in stages]
+    whole._ref_grid_size = tuple(embed.grid_size)
+    return whole
 
 
 def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:
@@ -68,7 +125,8 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
     if edit is None and "img_size" not in arguments:
         raise ValueError(
             f"`model` must be of this library or have timm's `set_input_size`, got {kind}; of timm's other classes, "
-            f"{', '.join(known.__name__ for known in _RESIZES)} are resized. A model that accepts images of any size "
+            f"{', '.join(known.__name__ for known in _RESIZES)} are resized, the last two "
+            "of torchvision. A model that accepts images of any size "
             "needs no resizing, and an attached position follows the size of each image."
         )
     if patch is not None and "patch_size" not in arguments:
@@ -86,6 +144,8 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
             return
         sizes = edit(model, size)
         sizes = {"img_size": size} if sizes is None else sizes
+        if type(model).__module__.startswith("torchvision."):
+            return
         for name, changes in (("_traits", {"img_size": size}), ("_model_args", sizes)):  # of timm, from 1.0.31 on
             setattr(model, name, {**getattr(model, name, {}), **changes})
 
@@ -96,13 +156,17 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
         _check_untouched(model, change, (size, patch), (old, old_patch))
     change(size, patch)
     if not isinstance(side, tuple):  # as of MaxViT and CoAtNet, which set windows that their features may not have
+
+        def run(size: Shape, copy: Any = model) -> None:
+            if copy is not model:
+                copy.set_input_size(img_size=size)
+            with evaluating(copy):
+                copy(next(copy.parameters()).new_zeros(1, image_channels(copy), *size))
+
         try:
-            with evaluating(model):
-                model(next(model.parameters()).new_zeros(1, image_channels(model), *size))
+            run(size)
         except (AssertionError, RuntimeError) as error:
-            raise ValueError(
-                f"`img_size` must be one that {kind} runs on, got {by(size)}: {error_line(error)}"
-            ) from error
+            raise refused_size(kind, size, error, lambda size: run(size, without_values(model))) from error
 
 
 def _size_on_record(model: Any, embed: Any) -> Shape | None:
@@ -286,7 +350,7 @@ def _resize_naflex(model: Any, size: Shape) -> dict[str, Shape]:
 
 def _resize_offsets(model: Any, size: Shape) -> None:
     """Resize LeViT or EfficientFormer: tables of absolute offsets, as timm does in TinyViT, and their indices."""
-    stages = [(info["reduction"], stage) for info, stage in zip(model.feature_info, model.stages, strict=True)]
+    stages = [(info["reduction"], stage) for info, stage in zip(model.feature_info, model.stages, strict=False)]
     step = stages[0][0] if isinstance(model, Levit) else stages[-1][0]
     _tokens(size, (step, step), (1, 1), "strides")  # at others the grids of convolutions and tables would differ
     for reduction, part in [(reduction, part) for reduction, stage in stages for part in stage.modules()]:
@@ -320,6 +384,19 @@ def _resolution(part: Any) -> Shape:
     return to_2tuple(getattr(part, "resolution", 7))
 
 
+def _resize_torchvision(model: Any, size: Shape) -> None:
+    """Resize torchvision's ViT, whose class only knows squares, as its `interpolate_embeddings`."""
+    if size[0] != size[1]:
+        raise ValueError(f"`img_size` must be square for torchvision's {type(model).__name__}, got {by(size)}.")
+    side = model.patch_size
+    old, new = (Grid.of_image(image, (side, side)).shape for image in (to_2tuple(model.image_size), size))
+    if old != new:
+        rows = model.encoder.pos_embedding.detach()
+        table = F.interpolate(rows[:, 1:].mT.unflatten(2, old), new, mode="bicubic", align_corners=True)
+        _put(model.encoder, "pos_embedding", torch.cat([rows[:, :1], table.flatten(2).mT], 1))
+    model.image_size, model.seq_length = size[0], math.prod(new) + 1
+
+
 def _resize_hieradet(model: Any, size: Shape) -> dict[str, Shape]:
     """Check the size for SAM 2's encoder, which resamples its table for each image, from that of training."""
     _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
@@ -351,6 +428,8 @@ _RESIZES: Mapping[type[nn.Module], Callable[[Any, Shape], dict[str, Shape] | Non
     EfficientFormerV2: _resize_offsets,
     HieraDet: _resize_hieradet,
     Hiera: _resize_hiera,
+    TorchvisionViT: _resize_torchvision,
+    TorchvisionSwin: lambda model, size: {},  # its windows stay, and it pads images of any size
 }
 
 

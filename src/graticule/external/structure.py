@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.external.images import Size, check_takes_images, error_line, image_channels, image_size
+from graticule.external.images import Size, check_takes_images, image_channels, image_size, refused_size, without_values
 from graticule.external.tracer import PositionTracer, PositionUse
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
@@ -191,9 +191,11 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     try:
         tracer.run(images)
     except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
-        raise ValueError(
-            f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
-        ) from error
+
+        def run(size: Size) -> None:
+            without_values(model)(images.new_empty(1, channels, *size, device="meta"))
+
+        raise refused_size(type(model).__name__, size, error, run) from error
     blocks = called_blocks(tracer)
     if not blocks:
         raise ValueError(

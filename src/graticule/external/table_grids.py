@@ -186,8 +186,7 @@ def say_grid(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     if any(frame.f_code.co_name == "save_pretrained" for frame, _ in traceback.walk_stack(None)):
         warnings.warn(
             f"{prefix.rstrip('.') or type(module).__name__} has a grid that is not square, which transformers alone "
-            "reads as a square, or refuses; graticule.load(folder) reads it right, and so does a model of transformers "
-            "after graticule.resize(model, its size).",
+            "reads as a square, or refuses; graticule.load(folder) reads it right.",
             stacklevel=2,
         )
 

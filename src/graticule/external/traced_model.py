@@ -20,7 +20,16 @@ from graticule.checkpoints.read import check_whole
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased
-from graticule.external.images import Size, call, error_line, evaluating, image_size, set_input_size, window_of
+from graticule.external.images import (
+    Size,
+    call,
+    evaluating,
+    image_size,
+    refused_size,
+    set_input_size,
+    window_of,
+    without_values,
+)
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, select, stem_map, tokens_last
 from graticule.external.tracer import Change, PositionTracer
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation, unpooled
@@ -112,7 +121,8 @@ class TracedModel(ModelView):
             try:
                 set_input_size(model, img_size)
             except (AssertionError, ValueError, RuntimeError, TypeError) as error:
-                raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
+                run = partial(set_input_size, without_values(self.model))
+                raise refused_size(type(model).__name__, img_size, error, run) from error
         elif type(model).__module__.startswith("timm."):
             with suppress(ValueError):  # others take any size, or refuse it in the forward pass
                 resize(model, (img_size[0], img_size[1]))

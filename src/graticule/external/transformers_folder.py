@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchvision.transforms.functional import to_pil_image
 from graticule.checkpoints.layouts import say_unused
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS, can_convert
-from graticule.external.convert.sizes import config_for, encoders_of, sizes_of, without_sides
+from graticule.external.convert.sizes import config_for, encoders_of, read_config, sizes_of, without_sides
 from graticule.external.images import image_channels
 from graticule.external.resize import resize_in_place
 from graticule.hub.config import Preparation, prepare
@@ -70,8 +71,9 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     known = (encoder for encoder in (name, *encoders) if f"transformers.{encoder}" in CONVERSIONS)
     kind = class_of(transformers, next(known, name))
     of_images = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    # a class that converts, or whose main input is images
-    if not of_images or not (f"transformers.{kind.__name__}" in CONVERSIONS or kind.main_input_name == "pixel_values"):
+    # a class that converts, or that takes images
+    takes_images = of_images and "pixel_values" in (kind.main_input_name, *signature(kind.forward).parameters)
+    if not of_images or not (f"transformers.{kind.__name__}" in CONVERSIONS or takes_images):
         raise ValueError(
             f"{config} must be of one of transformers' classes of models of images, got {printable(name)}; code of a "
             "repository is never run."
@@ -120,9 +122,10 @@ def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
         return convert(model)
     except ValueError as error:
         why = f": {str(error).removesuffix('.')}" if can_convert(model) else ""
+        takes_text = getattr(model, "main_input_name", "pixel_values") == "input_ids"
         warnings.warn(
             f"{source} is opened as {type(model).__name__} of its library, which does not convert{why}; it can be "
-            "audited, checked, explored and resized.",
+            f"{'resized' if takes_text else 'audited, checked, explored and resized'}.",
             stacklevel=2,
         )
         untyped: Any = model
@@ -160,7 +163,7 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "key_mapping": _WITHIN}
     with _silent(transformers):
         try:
-            config = kind.config_class.from_pretrained(folder)
+            config = read_config(kind, folder)
             options["config"] = config_for(kind, config)
             with torch.device("meta"):
                 empty = kind(options["config"])
@@ -168,8 +171,10 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
             if count > sum(file.stat().st_size for file in files):
                 raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
             model, problems = kind.from_pretrained(folder, **options)
-            if problems["missing_keys"] and all("pooler." in key for key in problems["missing_keys"]):
-                model, problems = kind.from_pretrained(folder, add_pooling_layer=False, **options)
+            if poolers := {key.rpartition("pooler.")[0] for key in problems["missing_keys"] if "pooler." in key}:
+                for name_of_part in poolers:  # built without one, as by add_pooling_layer=False
+                    model.get_submodule(name_of_part.rstrip(".")).pooler = None
+                problems["missing_keys"] = {key for key in problems["missing_keys"] if "pooler." not in key}
             without_sides(model)
         except Exception as error:  # it has many kinds for a damaged file
             reason = printable(" ".join(str(error).split())[:200])

@@ -164,14 +164,14 @@ def resize(
     frequencies or methods. An optimizer keeps the old tables, so build it after.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
-    gets the tables that it computes for the size, also within a larger model, with its configuration: these are new
-    parameters, for a new optimizer, and every other one stays the same object. If its class reads tables as squares,
+    gets the tables that it computes for the size, also within a larger model, with all numbers of its configuration that
+    follow from the size: the tables are new parameters, for a new optimizer, and all others stay the same objects. If its class reads tables as squares,
     encodings of other images have a grid of their own from then on, which `save_pretrained` mentions and
     `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
-        model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
-            an attached position.
+        model: one of our backbones, a module that contains some of ours or timm's, a model of timm or transformers,
+            torchvision's ViT or Swin, or one of these with an attached position.
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
             default, each encoding's.

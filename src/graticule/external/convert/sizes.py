@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,22 +21,31 @@ from graticule.position.places import Shape, by
 SIZES = ("image_size", "crop_size", "num_patches", "num_position_embeddings")
 
 
-def encoders_of(configs: Iterable[Any]) -> list[Any]:
-    """Return those configurations, and those within them, that have an image size, each object once."""
+def configs_of(configs: Iterable[Any]) -> list[Any]:
+    """Return configurations and those within them, each object once, the inner ones first."""
     known: dict[int, Any] = {}
 
-    def add(config: Any) -> bool:
-        if not hasattr(config, "model_type"):
-            return False
-        within = [name for name, value in vars(config).items() if add(value)]
-        has_size = any(getattr(config, name, None) is not None for name in SIZES)
-        if has_size and "backbone_config" not in within:  # whose size it is
+    def add(config: Any) -> None:
+        if hasattr(config, "model_type"):
+            for value in vars(config).values():
+                add(value)
             known[id(config)] = config
-        return has_size
 
     for config in configs:
         add(config)
     return list(known.values())
+
+
+def encoders_of(configs: Iterable[Any]) -> list[Any]:
+    """Return those configurations, and those within them, that have an image size, each object once."""
+    known = [config for config in configs_of(configs) if _has_size(config)]
+    return [config for config in known if not _has_size(getattr(config, "backbone_config", None))]  # whose size it is
+
+
+def _has_size(config: Any) -> bool:
+    """Return whether a configuration has an image size of its own, which is not read from another one."""
+    own = [name for name in SIZES if not isinstance(getattr(type(config), name, None), property)]
+    return any(getattr(config, name, None) is not None for name in own)
 
 
 def channels_of(config: Any) -> str:
@@ -82,6 +93,59 @@ def set_sizes(config: Any, image: Shape, patch: Shape | None = None, channels: i
             setattr(config, name, value)
 
 
+#: Names of the sizes of maps of features, pairs or lists of pairs, which the model's own images have.
+_MAPS = re.compile(r"feat(ure)?_sizes$")
+#: Names of the number of tokens that an image has in a text.
+_COUNTS = ("image_seq_length", "image_seq_len", "num_image_tokens")
+
+
+def resize_configs(
+    configs: Iterable[Any], image: Shape, patch: Shape | None = None, channels: int | None = None
+) -> None:
+    """Set the sizes of all encoders in configurations, and the numbers of heads and necks that follow from them."""
+    known = configs_of(configs)
+    encoders = encoders_of(known)
+    old, old_patch = sizes_of(encoders[0])
+    for config in encoders:
+        set_sizes(config, image, patch, channels)
+    for config in known:
+        others = [] if config in encoders else [("image_size", old, image), ("patch_size", old_patch, patch)]
+        for name, own, new in others:
+            value = vars(config).get(name)
+            if new is not None and value is not None and to_2tuple(value) == own[-2:]:
+                is_number = isinstance(value, int) and len(set(new[-2:])) == 1
+                setattr(config, name, new[-1] if is_number else list(new[-2:]))
+        for name, value in vars(config).items():
+            if _MAPS.search(name) and isinstance(value, tuple | list):
+                setattr(config, name, _scale_maps(value, old[-2:], image[-2:], f"{type(config).__name__}.{name}"))
+
+
+def _scale_maps(value: Any, old: Shape, new: Shape, name: str) -> Any:
+    """Return the sizes of maps, pairs at any depth, for images of another size."""
+    if not all(isinstance(side, int) for side in value):
+        return [_scale_maps(inner, old, new, name) for inner in value]
+    if len(value) != 2 or any(side * length % own for side, length, own in zip(value, new, old, strict=True)):
+        raise ValueError(
+            f"`img_size` must give maps of whole sizes, as `{name}` {list(value)} of {by(old)} pixels, got {by(new)}."
+        )
+    return [side * length // own for side, length, own in zip(value, new, old, strict=True)]
+
+
+def set_counts(configs: Iterable[Any], counts: Mapping[int, int], complete: bool) -> None:
+    """Set the numbers of tokens of an image in a text, by those of the old size, which may not be all."""
+    for config in configs_of(configs):
+        for name in _COUNTS:
+            value = vars(config).get(name)
+            if value is None or (value not in counts and not complete):
+                continue
+            if value not in counts:
+                raise ValueError(
+                    f"`{name}` of {type(config).__name__} must be {' or '.join(map(str, counts))}, the number of "
+                    f"tokens of an image, to follow another `img_size`, got {value}; set it first."
+                )
+            setattr(config, name, counts[value])
+
+
 def build_empty(model: nn.Module, config: Any) -> nn.Module:
     """Build a model of the class of `model`, with the same optional parts, whose parameters have no values."""
     has_mask_token = getattr(getattr(model, "embeddings", None), "mask_token", None) is not None
@@ -109,6 +173,22 @@ def config_for(kind: Any, config: Any) -> Any:
             kind(config)
     except Exception:  # it divides a list
         return divisible
+    return config
+
+
+def read_config(kind: Any, folder: Path) -> Any:
+    """Return the configuration of a folder for a class, also if that divides the side of a square."""
+    try:
+        return kind.config_class.from_pretrained(folder)
+    except TypeError:
+        entries, _ = kind.config_class.get_config_dict(folder)
+        left = [entries]
+        while left:
+            part = left.pop()
+            left += [value for value in part.values() if isinstance(value, dict)]
+            part.update({name: _Side(part[name]) for name in SIZES[:2] if isinstance(part.get(name), list)})
+        config = kind.config_class.from_dict(entries)
+    _set_types([(part, list) for part in configs_of([config])])
     return config
 
 
@@ -153,9 +233,11 @@ def _with_sides(config: Any) -> Any:
 def without_sides(model: nn.Module) -> nn.Module:
     """Replace divisible sides in a model that was built with them, and in its configurations, by tuples and lists."""
     for part in model.modules():
-        for holder, kind in (
-            (part, tuple),
-            *((config, list) for config in encoders_of([getattr(part, "config", None)])),
-        ):
-            vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
+        _set_types([(part, tuple), *((config, list) for config in encoders_of([getattr(part, "config", None)]))])
     return model
+
+
+def _set_types(holders: Iterable[tuple[Any, type]]) -> None:
+    """Replace the divisible sides that holders have by values of a type."""
+    for holder, kind in holders:
+        vars(holder).update({key: kind(value) for key, value in vars(holder).items() if isinstance(value, _Side)})
