@@ -14,7 +14,7 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, same_value
+from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, differences, same_value
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, encoders_of, set_sizes, sizes_of
 from graticule.external.convert.transformers import resampler_of
@@ -112,7 +112,7 @@ def _resize(
         for path, table in tables.items()
     }
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
-    news = dict(other.named_modules())
+    news, names = dict(other.named_modules()), {part: name for name, part in model.named_modules()}
     for name, part in model.named_modules():
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
@@ -151,7 +151,7 @@ def _resize(
         with _refusals(model, size), evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
-            _check_same(part, before[part], after, size)
+            _check_same(part, news[names[part]], before[part], after, size)
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
@@ -324,13 +324,19 @@ def _check_fits(model: nn.Module, built: nn.Module, changes: _Changes) -> None:
                 f"`{path}` must be {tuple(expected.shape)}, as in the configuration of the model, to be "
                 f"resized, got {tuple(old.shape)}; a table of other images needs their size in the configuration."
             )
-        if not isinstance(expected, nn.Parameter):
-            name, _, leaf = path.rpartition(".")
-            check_untouched(model, path, old, attributes(built.get_submodule(name)).get(leaf))
+        name, _, leaf = path.rpartition(".")
+        key = "max_norm" if isinstance(expected, nn.Parameter) else leaf  # with which an embedding changes its table
+        value, right = (attributes(side.get_submodule(name)).get(key) for side in (model, built))
+        check_untouched(model, f"{name}.{key}", value, right)
 
 
-def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:
-    """Check that the outputs of a model are those that it had with the table that it resampled itself."""
+def _check_same(
+    model: nn.Module, built: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape
+) -> None:
+    """Check that the outputs of a model are those that it had with the table that it resampled itself.
+
+    `built` is what its class builds, to name the code that differs.
+    """
     same = len(before) == len(after)
     for old, new in zip(before, after, strict=False):
         tolerance = 1e-4 if old.dtype in (torch.float32, torch.float64) else 0.05
@@ -338,7 +344,9 @@ def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tens
             new, old, rtol=0, atol=tolerance * float(old.nan_to_num().abs().max()), equal_nan=True
         )
     if not same:
+        changes = [f"{place} is {actual}, not {expected}" for place, actual, expected in differences(model, built)]
         raise ValueError(
             f"`img_size` must be one at which {type(model).__name__} uses its own table as it is, got {by(size)}, "
-            "where its outputs with the table that it has resampled differ."
+            "where its outputs with the table that it has resampled differ"
+            f"{'; a change of its class may be the cause: ' if changes else ''}{', '.join(changes[:3])}."
         )

@@ -171,13 +171,19 @@ class GridModule(Checked, nn.Module):
         """
         return {}
 
-    @torch.no_grad()
-    def init_non_persistent_buffers(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
-        """Compute the buffers of `compute_buffers`, by default as those that exist; timm calls it by this name."""
+    def computed_buffers(
+        self, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """Return what `compute_buffers` returns for a device and a dtype, by default those of the buffers that exist."""
         buffers = list(self.buffers(recurse=False))
         at = device or next((value.device for value in buffers), None)
         known = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
-        for name, value in self.compute_buffers(at, dtype or known).items():
+        return self.compute_buffers(at, dtype or known)
+
+    @torch.no_grad()
+    def init_non_persistent_buffers(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        """Compute the buffers of `compute_buffers`, by default as those that exist; timm calls it by this name."""
+        for name, value in self.computed_buffers(device, dtype).items():
             old = self._buffers.get(name)
             alike = old is not None and (old.shape, old.dtype, old.device) == (value.shape, value.dtype, value.device)
             if old is None or not alike or old.is_inference():
@@ -223,14 +229,17 @@ class GridModule(Checked, nn.Module):
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid, and resample the parameters for it."""
+        """Set the grid, and resample the parameters for it, and buffers that were put in the place of parameters."""
         for part in _outermost(self):
             part.set_grid(grid)
-        for name, parameter in [] if grid == self.grid else list(self.named_parameters()):
-            value = self.resample(name, parameter, self.grid, grid)
-            if value is not parameter:
+        computed = self.computed_buffers()
+        buffers = [(name, value) for name, value in self.named_buffers(recurse=False) if name not in computed]
+        tensors = [*self.named_parameters(), *((name, value) for name, value in buffers if value.is_floating_point())]
+        for name, tensor in [] if grid == self.grid else tensors:
+            value = self.resample(name, tensor, self.grid, grid)
+            if value is not tensor:
                 owner, _, leaf = name.rpartition(".")
-                new = nn.Parameter(value.clone(), requires_grad=parameter.requires_grad)
+                new = value.clone() if type(tensor) is Tensor else nn.Parameter(value.clone(), tensor.requires_grad)
                 setattr(self.get_submodule(owner), leaf, new)
         self.grid = grid
         self.init_non_persistent_buffers()

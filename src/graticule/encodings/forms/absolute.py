@@ -170,6 +170,15 @@ class FixedEncoding(AbsoluteEncoding):
         if self.spread is not None and has_values:
             self.factor = self._factor_of(self.pos_embed[0].detach().double(), self.grid) or self.factor
 
+    def check_formula(self) -> None:
+        """Check that the table is that of the formula, with which the table of another grid is computed."""
+        rows = self.pos_embed[0].detach().double()
+        if not self.pos_embed.is_meta and self._factor_of(rows, self.grid) != self.factor:
+            raise ValueError(
+                f"`pos_embed` must be the table of the formula of {ENCODINGS.name_of(type(self))!r} to be computed for "
+                f"another grid, got another one: {self.advice(rows, None)}."
+            )
+
     def advice(self, rows: Tensor, grid: Grid | None) -> str:
         """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
         fixed = [(name, kind) for name, kind in ENCODINGS.items() if issubclass(kind, FixedEncoding)]
