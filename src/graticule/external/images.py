@@ -54,12 +54,10 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored.
-
-    So are embeddings with `max_norm`, which change their tables when they are called.
-    """
+    """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored."""
     modes = [(module, module.training) for module in model.modules()]
     embeddings: list[Any] = [part for part in model.modules() if getattr(part, "max_norm", None) is not None]
+    # which change their tables when they are called
     tables = [(part.weight.data, part.weight.data.clone()) for part in embeddings]
     model.eval()
     try:

@@ -333,10 +333,7 @@ def _check_fits(model: nn.Module, built: nn.Module, changes: _Changes) -> None:
 def _check_same(
     model: nn.Module, built: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape
 ) -> None:
-    """Check that the outputs of a model are those that it had with the table that it resampled itself.
-
-    `built` is what its class builds, to name the code that differs.
-    """
+    """Check that a model has the outputs that it had with its own table, or name what differs from the one `built`."""
     same = len(before) == len(after)
     for old, new in zip(before, after, strict=False):
         tolerance = 1e-4 if old.dtype in (torch.float32, torch.float64) else 0.05

@@ -171,19 +171,13 @@ class GridModule(Checked, nn.Module):
         """
         return {}
 
-    def computed_buffers(
-        self, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> dict[str, Tensor]:
-        """Return what `compute_buffers` returns for a device and a dtype, by default those of the buffers that exist."""
-        buffers = list(self.buffers(recurse=False))
-        at = device or next((value.device for value in buffers), None)
-        known = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
-        return self.compute_buffers(at, dtype or known)
-
     @torch.no_grad()
     def init_non_persistent_buffers(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Compute the buffers of `compute_buffers`, by default as those that exist; timm calls it by this name."""
-        for name, value in self.computed_buffers(device, dtype).items():
+        buffers = list(self.buffers(recurse=False))
+        at = device or next((value.device for value in buffers), None)
+        known = next((value.dtype for value in buffers if value.is_floating_point()), torch.get_default_dtype())
+        for name, value in self.compute_buffers(at, dtype or known).items():
             old = self._buffers.get(name)
             alike = old is not None and (old.shape, old.dtype, old.device) == (value.shape, value.dtype, value.device)
             if old is None or not alike or old.is_inference():
@@ -232,10 +226,10 @@ class GridModule(Checked, nn.Module):
         """Set the grid, and resample the parameters for it, and buffers that were put in the place of parameters."""
         for part in _outermost(self):
             part.set_grid(grid)
-        computed = self.computed_buffers()
-        buffers = [(name, value) for name, value in self.named_buffers(recurse=False) if name not in computed]
-        tensors = [*self.named_parameters(), *((name, value) for name, value in buffers if value.is_floating_point())]
-        for name, tensor in [] if grid == self.grid else tensors:
+        buffers = {name: value for name, value in self.named_buffers(recurse=False) if value.is_floating_point()}
+        others = buffers.keys() - (self.compute_buffers(None, torch.get_default_dtype()).keys() if buffers else ())
+        tensors = {**dict(self.named_parameters()), **{name: buffers[name] for name in others}}
+        for name, tensor in [] if grid == self.grid else tensors.items():
             value = self.resample(name, tensor, self.grid, grid)
             if value is not tensor:
                 owner, _, leaf = name.rpartition(".")

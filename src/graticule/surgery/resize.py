@@ -239,10 +239,10 @@ def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size
             if grid != position.grid:
                 _check_computed(model, position)
                 position.set_grid(grid)
-    for position, grid in zip(attached, grids, strict=True):
+                with torch.no_grad():
+                    position.position(grid)
+    for position in attached:
         position.removed = [take_out(model, removed.name) for removed in position.removed]
-        with torch.no_grad():
-            position.position(grid)
 
 
 @contextmanager
@@ -252,10 +252,10 @@ def _naming_parts(model: nn.Module) -> Iterator[None]:
         yield
     except AttributeError as error:
         place = {id(part): name for name, part in model.named_modules()}.get(id(error.obj))
-        if place is None:
+        if not place:
             raise
         raise ValueError(
-            f"`{place or 'model'}` must be of the class that {type(model).__name__} is built with, to be resized, got "
+            f"`{place}` must be of the class that {type(model).__name__} is built with, to be resized, got "
             f"{type(error.obj).__name__}, which has no `{error.name}`; resize the model first, and replace it after."
         ) from error
 
@@ -267,12 +267,19 @@ def _check_computed(model: nn.Module, owner: nn.Module) -> None:
     """
     names = {id(part): name for name, part in _named_parts(model)}
     for _, part in _named_parts(owner):
+        name = names[id(part)]
         if isinstance(part, Position):
-            check_intact(part, "pruned", "parametrized", name=f"model.{names[id(part)]}", values=False)
-        if isinstance(part, FixedEncoding):
-            part.check_formula()
-        for key, expected in part.computed_buffers().items() if isinstance(part, GridModule) else ():
-            check_untouched(model, f"{names[id(part)]}.{key}", part._buffers.get(key), expected)
+            check_intact(part, "pruned", "parametrized", name=f"model.{name}", values=False)
+        if not isinstance(part, GridModule):
+            continue
+        values = {key: value.clone() for key, value in part.named_buffers(recurse=False)}
+        part.init_non_persistent_buffers()
+        expected = dict(part.named_buffers(recurse=False))
+        fixed: Any = part if isinstance(part, FixedEncoding) and not part.pos_embed.is_meta else None
+        if fixed is not None and fixed.factor_of(fixed.pos_embed[0].double(), fixed.grid) != fixed.factor:
+            values["pos_embed"], expected["pos_embed"] = fixed.pos_embed.detach(), fixed.at(fixed.grid)[None]
+        for key, value in values.items():
+            check_untouched(model, f"{name}.{key}", value, expected[key])
 
 
 def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -382,10 +389,6 @@ class _Place(NamedTuple):
     key: str
     persistent: bool
 
-    def moved(self, parts: Mapping[str, nn.Module]) -> _Place:
-        """Return the same place in the module that replaced its module."""
-        return self._replace(part=parts.get(self.module, self.part))
-
     @property
     def value(self) -> Any:
         return attributes(self.part).get(self.key)
@@ -415,7 +418,7 @@ def carried(model: nn.Module) -> Iterator[None]:
     yield
     known, parts = {id(part) for _, part in _named_parts(model)}, dict(model.named_modules())
     for old, same in places.items():
-        same = [place if id(place.part) in known else place.moved(parts) for place in same]
+        same = [place if id(place.part) in known else place._replace(part=parts.get(place.module)) for place in same]
         new = {f"{place.module}.{place.key}".lstrip("."): place.value for place in same if place.value is not old}
         name, value = next(iter(new.items()), ("", None))
         if new and (getattr(old, "_backward_hooks", None) or getattr(old, "_post_accumulate_grad_hooks", None)):
