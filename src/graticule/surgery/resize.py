@@ -22,7 +22,7 @@ from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.position import ENCODINGS, GridModule
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.fields import Side, SmallCount
@@ -209,7 +209,7 @@ def resize(
                 _set_resampler([*backbones, *attached], resampler)
             with carried(model):
                 for backbone in backbones:
-                    _resize_backbone(model, backbone, size or backbone.img_size, patch)
+                    _resize_backbone(backbone, size or backbone.img_size, patch)
                     if channels is not None:
                         set_channels(backbone, channels)
                         record_input(backbone, channels, backbone.img_size)
@@ -237,7 +237,7 @@ def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size
         yield
         for position, grid in zip(attached, grids, strict=True):
             if grid != position.grid:
-                _check_computed(model, position)
+                _check_computed(position)
                 position.set_grid(grid)
                 with torch.no_grad():
                     position.position(grid)
@@ -260,16 +260,10 @@ def _naming_parts(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _check_computed(model: nn.Module, owner: nn.Module) -> None:
-    """Check that the position of `owner` has its weights as tensors, and tables and buffers as its encodings compute.
-
-    They are computed again for another grid, so that a change by hand would be lost.
-    """
-    names = {id(part): name for name, part in _named_parts(model)}
-    for _, part in _named_parts(owner):
-        name = names[id(part)]
-        if isinstance(part, Position):
-            check_intact(part, "pruned", "parametrized", name=f"model.{name}", values=False)
+def _check_computed(owner: Any) -> None:
+    """Check that tables and buffers are those that the encodings compute, which are computed again for another grid."""
+    check_intact(owner.position, "pruned", "parametrized", name="model.position", values=False)
+    for name, part in _named_parts(owner):
         if not isinstance(part, GridModule):
             continue
         values = {key: value.clone() for key, value in part.named_buffers(recurse=False)}
@@ -279,7 +273,7 @@ def _check_computed(model: nn.Module, owner: nn.Module) -> None:
         if fixed is not None and fixed.factor_of(fixed.pos_embed[0].double(), fixed.grid) != fixed.factor:
             values["pos_embed"], expected["pos_embed"] = fixed.pos_embed.detach(), fixed.at(fixed.grid)[None]
         for key, value in values.items():
-            check_untouched(model, f"{name}.{key}", value, expected[key])
+            check_untouched(owner, f"{name}.{key}", value, expected[key])
 
 
 def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -318,7 +312,7 @@ def set_channels(model: Any, channels: int) -> None:
         model.in_chans = channels
 
 
-def _resize_backbone(model: nn.Module, backbone: Backbone, size: Any, patch: Shape | None) -> None:
+def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None:
     """Resize a backbone of this library; one of images for (depth, height, width) takes volumes from then on."""
     volume: Shape | None = None
     if len(size) > len(backbone.img_size):
@@ -335,7 +329,7 @@ def _resize_backbone(model: nn.Module, backbone: Backbone, size: Any, patch: Sha
     else:
         backbone.grid_at(size)  # refuses other sizes
     if size != backbone.img_size or sizes:
-        _check_computed(model, backbone)
+        _check_computed(backbone)
         with same_layers(backbone):
             backbone.set_input_size(size, **sizes)
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
@@ -418,7 +412,10 @@ def carried(model: nn.Module) -> Iterator[None]:
     yield
     known, parts = {id(part) for _, part in _named_parts(model)}, dict(model.named_modules())
     for old, same in places.items():
-        same = [place if id(place.part) in known else place._replace(part=parts.get(place.module)) for place in same]
+        same = [
+            place if id(place.part) in known else place._replace(part=parts.get(place.module, place.part))
+            for place in same
+        ]
         new = {f"{place.module}.{place.key}".lstrip("."): place.value for place in same if place.value is not old}
         name, value = next(iter(new.items()), ("", None))
         if new and (getattr(old, "_backward_hooks", None) or getattr(old, "_post_accumulate_grad_hooks", None)):
@@ -428,8 +425,8 @@ def carried(model: nn.Module) -> Iterator[None]:
         for other, another in new.items():
             if not isinstance(another, Tensor) or not torch.equal(another, value):
                 raise ValueError(f"`{other}` must not be the tensor {name}, too: their values of another size differ.")
-        if type(old) is Tensor:
-            value = value if type(value) is Tensor else value.detach()
+        if type(old) is Tensor and type(value) is not Tensor:
+            value = value.detach()
         elif type(old) is not type(value):
             raise ValueError(f"`{name}` must be a {type(value).__name__}, got {type(old).__name__}.")
         vars(value).update(vars(old))
@@ -454,8 +451,7 @@ def restorer(model: nn.Module, *others: object) -> Callable[[], None]:
     Values of parameters are not restored: resizing a model creates new ones.
     """
     buffers = [(value, value.clone()) for value in model.buffers()]
-    modules = dict.fromkeys(model.modules())
-    modules |= dict.fromkeys(module.original for module in list(modules) if isinstance(module, Folded))
+    modules = dict.fromkeys(part for _, part in _named_parts(model))
     contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in [*modules, *others]]
     values = [value for _, attributes in contents for value in attributes.values()]
     contents += [(value, value.copy()) for value in values if isinstance(value, dict | set | list)]
