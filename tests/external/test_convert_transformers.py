@@ -294,3 +294,20 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
         videos = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
         videos.set_input_size((4, 32, 48))
         graticule.to_transformers(videos)
+
+
+def outcomes_in_training(call):
+    """Return the mean squares that a function returns in many calls, by all draws of stochastic depth."""
+    with torch.no_grad():
+        return {float(f"{call().double().square().mean().item():.6g}") for _ in range(250)}
+
+
+@pytest.mark.parametrize("name", ["SwinModel", "Swinv2Model", "BeitModel", "Data2VecVisionModel"])
+def test_stochastic_depth_drops_the_same_parts_as_in_training(name):
+    """In transformers' Swin it drops the attention of a block alone; in all others the MLP, too."""
+    options = {**({**WINDOWS, "depths": [1, 1]} if "Swin" in name else SMALL), "drop_path_rate": 0.5}
+    with whole_float64():
+        original = draw(build(name, options)).train()
+        ours, x = graticule.convert(original), torch.randn(1, 3, *image_size(original))
+        expected = outcomes_in_training(lambda: outputs_of(original, x)[0])
+        assert len(expected) > 1 and outcomes_in_training(lambda: ours(x)) == expected

@@ -10,7 +10,7 @@ import graticule
 from graticule import PatchBias, Points
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.joining import JOININGS
-from graticule.position.places import Places
+from graticule.position.places import TokenCoordinates
 from graticule.position.position import ENCODINGS
 from graticule.position.tokens import Subset
 from graticule.registry import plugins
@@ -209,7 +209,7 @@ class Wrong(PatchBias):
         super().__init__(None, num_heads)
         self.fault, self.slope = fault, nn.Parameter(torch.zeros(num_heads))
 
-    def patch_bias(self, grid: Places) -> Tensor:
+    def patch_bias(self, grid: TokenCoordinates) -> Tensor:
         offsets = grid.offsets().to(self.slope)
         if self.fault == "text" and grid.ndim == 1:
             offsets = offsets @ torch.ones(2, 1)

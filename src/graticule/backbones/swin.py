@@ -12,7 +12,7 @@ from torch import nn
 from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
-from graticule.layers.block import Block
+from graticule.layers.block import Block, block_layer_of
 from graticule.layers.parts import norm_layer_of
 from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Grid
@@ -56,6 +56,7 @@ class SwinTransformer(MergingPyramid):
             both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
             square windows of the grid's shorter side.
         patch_norm: whether the patch embedding ends with a norm.
+        block_layer: builds a block, or its name, as in `VisionTransformer`.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
@@ -92,13 +93,13 @@ class SwinTransformer(MergingPyramid):
         attn_drop_rate: ShareBelowOne = 0.0,
         patch_norm: bool = True,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
-        block_layer: Callable[..., nn.Module] = Block,
+        block_layer: str | Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
         merging_layer: Callable[..., nn.Module] = PatchMerging,
         **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
-        build_attention = attn_layer or WindowAttention
+        build_attention, build_block = attn_layer or WindowAttention, block_layer_of(block_layer)
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.shift = shift
@@ -110,7 +111,7 @@ class SwinTransformer(MergingPyramid):
             dim, heads = dims[stage], num_heads[stage]
             drop = self.proj_drop_rate
             attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop)
-            return block_layer(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
+            return build_block(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
 
         self.build_stages(block, norm, merging_layer, patch_norm)
         self.finish()

@@ -50,8 +50,8 @@ class VisionTransformer(Backbone):
             'seq' (sequence pooling) or '' (none).
         act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
         embed_layer: builds the tokenizer from image size, patch size, channels and D.
-        block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
-            or 'parallel_branches' (two attentions, then two MLPs).
+        block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side),
+            'parallel_branches' (two attentions, then two MLPs) or 'attention_drop_path' (no stochastic depth of MLPs).
         qk_scale: factor of the attention logits instead of d^(-1/2).
         init_values: initial weights of LayerScale, in the order attention and MLP; 0 or None for no LayerScale.
         qk_norm: whether queries and keys go through norms over the channels of a head.

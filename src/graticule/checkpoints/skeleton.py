@@ -6,6 +6,7 @@ What was read is a setting of the skeleton, so every difference is something tha
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -181,6 +182,12 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
         for key, value, expected in entries:
             if getattr(value, "__self__", None) is part or not _module_of(value).startswith(harmless):
                 yield Difference(f"{start}{key}", _text(value), expected)
+        for key, parameter in part._parameters.items():
+            for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                for hook in (getattr(parameter, kind, None) or {}).values():
+                    yield Difference(f"{start}{key}.{kind}", _text(hook), EMPTY)
+            for attribute in sorted(vars(parameter).keys() - _INTERNAL) if parameter is not None else ():
+                yield Difference(f"{start}{key}.{attribute}", _text(getattr(parameter, attribute)), OF_CLASS)
         for key in (*part._modules, *part._parameters, *part._buffers):
             if key in vars(part) or hasattr(type(part), key):  # which Python finds first
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
@@ -300,7 +307,8 @@ def same_value(value: Any, other: Any) -> bool:
     the class; of other objects that have no equality, their attributes.
     """
     if isinstance(value, bool | int | float) and isinstance(other, bool | int | float):
-        return value == other and isinstance(value, bool) == isinstance(other, bool)
+        close = math.isclose(value, other, rel_tol=torch.finfo(torch.float32).eps)  # rates may come from tensors
+        return close and isinstance(value, bool) == isinstance(other, bool)
     if isinstance(value, MethodType) and isinstance(other, MethodType):
         return value.__func__ is other.__func__
     if type(value) is not type(other):
@@ -336,11 +344,13 @@ def _same_tensor(value: Tensor, other: Tensor) -> bool:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Map the name of each parameter that a model has at another place, too, to its name there."""
-    firsts: dict[int, str] = {}
-    names = [
-        (name, firsts.setdefault(id(value), name)) for name, value in model.named_parameters(remove_duplicate=False)
-    ]
+    """Map the name of each parameter that a model has at another place, too, or whose memory, to its name there."""
+    firsts: dict[object, str] = {}
+    names = []
+    for name, value in model.named_parameters(remove_duplicate=False):
+        has_memory = type(value) is nn.Parameter and not value.is_meta and value.numel()
+        place = (value.data_ptr(), value.shape) if has_memory else id(value)
+        names.append((name, firsts.setdefault(place, name)))
     return {name: first for name, first in names if first != name}
 
 

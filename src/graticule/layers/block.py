@@ -134,6 +134,18 @@ class ParallelBlock(Block):
         return x + self.drop_path1(self.ls1(self.attn(position.add_after_norm(y), position, *where) + self.mlp(y)))
 
 
+@register_notrace_module
+class AttentionDropPathBlock(Block):
+    """A block whose stochastic depth drops the attention alone, never the MLP.
+
+    Reference: transformers' Swin, otherwise as Swin Transformer (Liu et al., 2021), whose code drops both.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.drop_path2 = nn.Identity()
+
+
 class _Branch(nn.Module):
     """A norm, a module, LayerScale and stochastic depth."""
 
@@ -187,6 +199,7 @@ class ParallelBranchesBlock(nn.Module):
 #: Blocks of a transformer by name.
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
     "pre_norm": Block,
+    "attention_drop_path": AttentionDropPathBlock,
     "post_norm": PostNormBlock,
     "parallel": ParallelBlock,
     "parallel_branches": ParallelBranchesBlock,

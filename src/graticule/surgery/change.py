@@ -219,9 +219,9 @@ def change_position(
     """Replace the position of `model` by a new one, in place, and return the model.
 
     All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
-    of an absolute encoding. The others are fitted to the old position by least squares if there is a fit
-    (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of the old
-    position that each layer keeps, and, with `images`, the drift of the features.
+    of an absolute encoding, and stay frozen if they were. The others are fitted to the old position by least squares if
+    there is a fit (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of
+    the old position that each layer keeps, and, with `images`, the drift of the features.
 
     The contribution of a table to a layer is measured on `images`, or else on the mean image, all zeros.
 
@@ -242,6 +242,7 @@ def change_position(
     blank = torch.zeros(1, model.in_chans, *model.img_size).to(next(model.parameters()))
     old, modes = model.position, [(part, part.training) for part in model.modules()]
     attributes = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     model.eval()
     try:
         weights = model.state_dict()
@@ -251,6 +252,8 @@ def change_position(
             take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
         )
         transfer(model, weights)
+        for name, value in model.named_parameters():
+            value.requires_grad_(value.requires_grad and name not in frozen)
         fits = fit_position(model.position, old, before)
         layers, shares, first = iter(model.position(model.grid)), [], 0
         for stage in before:

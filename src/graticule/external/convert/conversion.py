@@ -269,8 +269,6 @@ def _copy_settings(model: Any, backbone: Backbone, names: Mapping[str, tuple[str
     backbone.train(model.training)
     trained: dict[str, bool] = {}
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise ValueError(f"`model` must have no hooks on parameters, got one on {name}; remove it.")
         for target in names[name]:
             if trained.setdefault(target, parameter.requires_grad) != parameter.requires_grad:
                 raise ValueError(

@@ -330,6 +330,8 @@ def read_swin(model: Any) -> Conversion:
         "norm_layer": f"layernorm(eps={config.layer_norm_eps})",
     }
     second = config.model_type == "swinv2"
+    if not second and arguments["drop_path_rate"]:
+        arguments["block_layer"] = "attention_drop_path"
     if second:
         trained = tuple(config.pretrained_window_sizes)
         arguments |= {"mask": -200.0, **({"pretrained_window_sizes": trained} if any(trained) else {})}
