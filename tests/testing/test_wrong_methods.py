@@ -184,6 +184,14 @@ WRONG = {
             ("those with as many patches", "(i >= 0) * self.at.setdefault(h * w, h)", "5, 3"),
         )
     },
+    "rows divided by the width": (
+        table("[i // w, i % w]", "[i // w / w, i % w / h]"),
+        "^row_order: rows must depend on the height, and columns on the width .*`added_to_stream` has them exchanged$",
+    ),
+    "offsets divided by the other side": (
+        bias("i // w, i % w", "i // w / w, i % w / h"),
+        "row_order: rows must depend on the height, and columns on the width .*`bias` has them exchanged",
+    ),
     "a table in another dtype": (
         table("dtype))", "dtype)).half()"),
         "dtypes: `added_to_stream` must be torch.float32, got torch.float16",
