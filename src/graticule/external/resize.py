@@ -112,7 +112,7 @@ def _resize(
         for path, table in tables.items()
     }
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
-    news, names = dict(other.named_modules()), {part: name for name, part in model.named_modules()}
+    news = dict(other.named_modules())
     for name, part in model.named_modules():
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
@@ -151,7 +151,7 @@ def _resize(
         with _refusals(model, size), evaluating(part):
             after = list(nested_tensors(call(part, images)))
         if tables and part in before:
-            _check_same(part, news[names[part]], before[part], after, size)
+            _check_same(part, before[part], after, size)
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
@@ -330,10 +330,8 @@ def _check_fits(model: nn.Module, built: nn.Module, changes: _Changes) -> None:
         check_untouched(model, f"{name}.{key}", value, right)
 
 
-def _check_same(
-    model: nn.Module, built: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape
-) -> None:
-    """Check that a model has the outputs that it had with its own table, or name what differs from the one `built`."""
+def _check_same(model: Any, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:
+    """Check that the outputs of a model are those that it had with the table that it resampled itself."""
     same = len(before) == len(after)
     for old, new in zip(before, after, strict=False):
         tolerance = 1e-4 if old.dtype in (torch.float32, torch.float64) else 0.05
@@ -341,7 +339,8 @@ def _check_same(
             new, old, rtol=0, atol=tolerance * float(old.nan_to_num().abs().max()), equal_nan=True
         )
     if not same:
-        changes = [f"{place} is {actual}, not {expected}" for place, actual, expected in differences(model, built)]
+        others = differences(model, build_empty(model, model.config))
+        changes = [f"{place} is {actual}, not {expected}" for place, actual, expected in others]
         raise ValueError(
             f"`img_size` must be one at which {type(model).__name__} uses its own table as it is, got {by(size)}, "
             "where its outputs with the table that it has resampled differ"
