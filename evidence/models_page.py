@@ -31,6 +31,7 @@ import timm
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import graticule
 from graticule.analysis.audit import audit
@@ -130,6 +131,41 @@ def is_same(actual: Tensor, expected: Tensor) -> bool:
     """Return whether outputs are the same up to rounding."""
     close = torch.allclose(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
     return actual.shape == expected.shape and close
+
+
+#: Names of lists of blocks and stages.
+LISTS = ("blocks", "block", "layers", "layer", "stages")
+
+
+def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the output of a model, and those of its blocks in the order of their calls."""
+    called: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, result: Any) -> None:
+        called.extend([part for part in tree_leaves(result) if isinstance(part, Tensor)][:1])
+
+    named = [part for name, part in model.named_modules() if name.rpartition(".")[2] in LISTS]
+    blocks = [block for part in named if isinstance(part, nn.ModuleList | nn.Sequential) for block in part]
+    handles = [block.register_forward_hook(keep) for block in blocks]
+    try:
+        return [output(model, x), *called]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def are_same(actual: list[Tensor], expected: list[Tensor]) -> bool:
+    """Return whether an output and those of the blocks are the same up to rounding."""
+    return len(actual) == len(expected) and all(map(is_same, actual, expected))
+
+
+@torch.no_grad()
+def perturb(model: nn.Module) -> nn.Module:
+    """Change all weights of a model, many of whose tables and biases start at zero, and return it."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
 
 
 class Called(nn.Module):
@@ -242,19 +278,19 @@ class Operations:
         shape = (*self.size[:-2], *pixels)
         images = torch.randn(1, 3, *shape)
         try:
-            expected = output(copy.deepcopy(self.model), images)  # which may change its windows for the size
+            expected = outputs(copy.deepcopy(self.model), images)  # which may change its windows for the size
         except Exception:  # any error of another library
             expected = None
         changed = copy.deepcopy(self.model)
         try:
             assert graticule.resize(changed, shape) is changed
-            actual = output(changed, images)
+            actual = outputs(changed, images)
         except Exception:  # any error of another library
             if expected is None:
                 raise
             return "itself"
         self.resized = self.resized or (changed, images)
-        return None if expected is None or is_same(actual, expected) else "other outputs"
+        return None if expected is None or are_same(actual, expected) else "other outputs"
 
     def result(self) -> tuple[nn.Module, Tensor]:
         """Return the resized model and its images."""
@@ -269,20 +305,20 @@ class Operations:
     def saved(self) -> str | None:
         """Save the resized model as its library does, and open it by that, or else by `graticule.load`."""
         model, images = self.result()
-        expected, word = output(model, images), None
+        expected, word = outputs(model, images), None
         with tempfile.TemporaryDirectory() as folder:
             if hasattr(model, "save_pretrained"):
                 model.save_pretrained(folder)
                 with suppress(Exception):  # of a class that refuses or reads another grid
-                    if is_same(output(type(model).from_pretrained(folder).eval(), images), expected):
+                    if are_same(outputs(type(model).from_pretrained(folder).eval(), images), expected):
                         return None
                 opened, word = graticule.load(folder).eval(), "load"
             else:
                 torch.save(model, f"{folder}/model.pt")
                 opened = torch.load(f"{folder}/model.pt", weights_only=False)
         if type(opened) is type(model):
-            return word if is_same(output(opened, images), expected) else "other outputs"
-        return word if is_same(opened(images), tokens(expected)) else "other outputs"
+            return word if are_same(outputs(opened, images), expected) else "other outputs"
+        return word if is_same(opened(images), tokens(expected[0])) else "other outputs"
 
     def kept(self) -> None:
         """Compare the parameters before and after: those of the same shape must be the same objects."""
@@ -347,7 +383,8 @@ def measure(name: str, only: list[str], before: Row | None) -> Row | None:
     torch.manual_seed(0)
     library = MODELS[name]["library"]
     try:
-        operations = Operations(*built(name))
+        model, size = built(name)
+        operations = Operations(perturb(model), size)
     except Exception as error:  # any error of another library
         return print(f"{name} cannot be built: {error}", file=sys.stderr)
     cells = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay
+from torchvision.ops import batched_nms, clip_boxes_to_image
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 import graticule
@@ -255,6 +256,25 @@ def test_images_are_normalized_padded_and_never_resized(detectors):
     images, _ = batch([mean.expand(3, 60, 90).clone(), torch.zeros(3, 33, 20)])
     assert images.tensors.shape == (2, 3, 64, 96) and images.image_sizes == [(60, 90), (33, 20)]
     assert not images.tensors[0].any() and not images.tensors[1, :, 33:].any()
+
+
+@in_turn("head", ["fcos", "retinanet"])
+def test_the_best_predictions_without_overlaps_are_the_detections(detectors, head):
+    model = detectors[head].eval()
+    images = torch.rand(2, 3, 64, 128)
+    with torch.no_grad():
+        boxes, scores = model.predictions(images)
+        detections = model(list(images))
+    assert boxes.shape == (2, scores.shape[1], 4) and scores.shape[2] == model.num_classes
+    for i, detection in enumerate(detections):
+        flat, labels = scores[i].flatten(), torch.arange(model.num_classes).repeat(len(boxes[i]))
+        clipped = clip_boxes_to_image(boxes[i], (64, 128)).repeat_interleave(model.num_classes, 0)
+        above = (flat > model.model.score_thresh).nonzero()[:, 0]
+        best = above[batched_nms(clipped[above], flat[above], labels[above], model.model.nms_thresh)]
+        best = best[: model.model.detections_per_img]
+        torch.testing.assert_close(clipped[best], detection["boxes"], rtol=0, atol=0)
+        torch.testing.assert_close(flat[best], detection["scores"], rtol=0, atol=0)
+        assert torch.equal(labels[best] + 1, detection["labels"])
 
 
 def test_anchors_of_coarse_levels_are_at_multiples_of_their_stride():

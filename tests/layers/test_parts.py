@@ -130,7 +130,7 @@ test_unknown_parts_are_refused_by_name = refusals(
     ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
     ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
     ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),
-    ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`pre_norm`, `patch_norm`, `patch_bias` and"),
+    ({"name": "ceit_tiny_patch16_224", "pre_norm": True}, "`patch_frames` and `fit` must be left out"),
     call=lambda arguments: tiny(**arguments),
 )
 

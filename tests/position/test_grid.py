@@ -27,11 +27,13 @@ def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
     assert all(stage.within is stage for stage in Grid(8, 12, prefix=1).pyramid(3))
 
 
-def test_square_windows_are_cut_to_the_grid_of_their_stage():
+def test_windows_are_cut_to_the_grid_of_their_stage():
     assert Grid(8, 12, prefix=2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
     assert Grid(5, 9).in_windows([7, 7, 7], pad=True).windows == ((5, 7), (3, 5), (2, 3))
+    assert Grid(8, 12, prefix=2).in_windows([(10, 4), (3, 9)]).windows == ((8, 4), (3, 6))
     assert Grid(8, 12, prefix=2).in_windows([4]).prefix == 2
-    for sides, message in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
+    wrong = [([4, side], "`window_size` must be .* at least 1, .* 2 axes, got") for side in (0, (4,), (4, 0))]
+    for sides, message in (*wrong, ([4] * 4, "to be halved 3 times")):
         with pytest.raises(ValueError, match=message):
             Grid(8, 12).in_windows(sides)
 

@@ -162,6 +162,21 @@ def test_weights_in_8_bits_halve_the_file_at_least(suffix, tmp_path):
     assert 0 < small.error < 0.1
 
 
+def test_tables_of_a_program_with_free_sides_stay_exact_in_8_bits(tmp_path):
+    model = draw(tiny("learnable + relative_bias", depth=1)).eval()
+    assert 0 < export_function(model, tmp_path / "small.onnx", int8=True, dynamic=["sides"]).error < 0.1
+
+
+@pytest.mark.parametrize("head", ["fcos", pytest.param("retinanet", marks=pytest.mark.slow)])
+def test_a_detector_without_its_selection_is_one_program_for_any_size(head, tmp_path):
+    sizes = {"img_size": 64, "embed_dim": 24, "num_heads": 3, "depth": 1, "neck": "simple_pyramid(channels=64)"}
+    model = draw(graticule.create_detector("vit_tiny_patch16_224", num_classes=3, head=f"{head}(convs=1)", **sizes))
+    exported = export_function(model.eval().predictions, tmp_path / "detector.onnx", dynamic=EVERY)
+    assert len({comparison.size for comparison in exported.compared}) > 1 and exported.error < 1e-4
+    session = onnxruntime.InferenceSession(str(exported.path), providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["boxes", "scores"]
+
+
 def test_a_model_is_unchanged(lape, tmp_path):
     before, x = {name: value.clone() for name, value in lape.state_dict().items()}, images()
     graticule.fold(lape)

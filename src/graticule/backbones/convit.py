@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.layers.tokenizers import fit_images
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
@@ -83,7 +84,7 @@ class ConVit(VisionTransformer):
 
     def embed(self, x: Tensor, stage: int = 0) -> Tensor:
         """Turn images into the tokens of their patches, (B, H * W, D)."""
-        return self.tokenize(x, stage).contiguous()
+        return self.tokenize(fit_images(x, self.coarsest_patch, self.fit), stage).contiguous()
 
     def each_layer(
         self, images: Tensor, crop: Crop | None = None, keep: Tensor | None = None
@@ -145,6 +146,7 @@ def _joined_grid(grid: Grid, prefix: int) -> Grid:
 # a position and a grid are not tensors, so torch.fx records the calls as one node each
 torch.fx.wrap("_joined")
 torch.fx.wrap("_joined_grid")
+torch.fx.wrap("fit_images")
 
 
 class ContentAndValues(nn.Module):

@@ -38,7 +38,9 @@ class SingleStage(Pyramid):
     def build_blocks(self, block: Callable[[], nn.Module], stem_norm: Callable[[int], nn.Module] | None = None) -> None:
         """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
-        self.stem = Patches(self.img_size, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm)
+        self.stem = Patches(
+            self.img_size, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm, fit=self.fit
+        )
         self.blocks = nn.Sequential(*[block() for _ in range(count)])
 
     def set_input_size(self, img_size: int | tuple[int, ...] | None = None) -> None:

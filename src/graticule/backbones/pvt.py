@@ -18,6 +18,7 @@ from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.conditional import Peg
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
+from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
@@ -249,10 +250,11 @@ class TwinsSvt(PyramidVisionTransformer):
         depths: Sequence[Depth] = (2, 2, 10, 4),
         num_heads: Sequence[SmallCount] = (2, 4, 8, 16),
         mlp_ratios: Sequence[Ratio] = (4, 4, 4, 4),
-        window_size: Side = 7,
+        window_size: Side | tuple[Side, Side] = 7,
         **kwargs: Any,
     ) -> None:
-        if not 2 <= window_size <= 4096:
+        self.window = Grid(*on_axes(window_size, 2))
+        if not 2 <= max(self.window.shape) <= 4096:
             raise ValueError(f"`window_size` must be from 2 to 4096 patches, got {window_size}.")
         self.window_size = window_size
         super().__init__(
@@ -271,7 +273,7 @@ class TwinsSvt(PyramidVisionTransformer):
 
     def block_arguments(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
         """Return, for each block of a stage, the windows if it is even, and the grid if it is odd."""
-        kinds = Windows(grid, Grid(self.window_size, self.window_size)), grid
+        kinds = Windows(grid, self.window), grid
         return [(kinds[index % 2],) for index in range(self.depths[stage])]
 
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from timm.models.swin_transformer import PatchMerging, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.staged import Stage
-from graticule.checkpoints.layouts import rename_by_timm
+from graticule.checkpoints.layouts import rename_by_timm, rename_torchvision
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
-from graticule.layers.tokenizers import Patches
+from graticule.layers.tokenizers import Patches, fit_images, patch_grid
 from graticule.position.grid import Grid
-from graticule.position.places import Shape, by
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
-from graticule.system.symbolic import ceiling
 
 
 class Pyramid(Backbone):
@@ -33,8 +31,6 @@ class Pyramid(Backbone):
 
     #: Number of stages, from the first, that get an absolute encoding if one is requested; None for all.
     absolute_stages: ClassVar[int | None] = None
-    #: True if odd sides are padded before they are halved; `tokenize` must then pad them.
-    pads: ClassVar[bool] = False
     #: True if a later stage has the previous stage's table, merged like the tokens.
     merges: ClassVar[bool] = False
 
@@ -66,7 +62,7 @@ class Pyramid(Backbone):
 
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid of an image of `image` = (height, width), in pixels."""
-        return padded_grid(image, self.patch_size) if self.pads else super().grid_at(image)
+        return patch_grid(image, self.patch_size, fit="pad") if self.pads else super().grid_at(image)
 
     def position_grids(self, grid: Grid) -> list[Grid]:
         """Return the grid of each stage; `grid` is the first stage's."""
@@ -110,21 +106,23 @@ class Pyramid(Backbone):
         self.reset_classifier(0, "")
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns that group the parameters: the stem, every stage with its position parameters, the rest."""
+        """Return patterns that group the parameters: the stem, every block with its position parameters, the rest.
+
+        What a stage has before its blocks is in the group of its first block, as in timm. With `coarse` the groups are
+        stages.
+        """
         if not self.stage_lists:
             return super().group_matcher(coarse)
-        lists = "|".join(self.stage_lists)
+        layers = "|".join({re.escape(name.split(".", 2)[2]) for name in self.position.layer_lists()}) or "(?!)"
+        stages = rf"^(?:{'|'.join(self.stage_lists)}|position\.stages)\.(\d+)"
+        of_blocks = rf"^(?:{self.stage_lists[-1]}|position\.stages)\.(\d+)\.(?:(?:blocks|{layers})\.)?(\d+)\b"
         return {
             "stem": r"^patch_embeds?\.(?:0\.)?(?:proj|norm)",
-            "blocks": [(rf"^(?:{lists}|position\.stages)\.(\d+)", None), (r"^norm|^cls_token", (99999,))],
+            "blocks": [
+                *([(stages, None)] if coarse else [(of_blocks, None), (stages, (0,))]),
+                (r"^norm|^cls_token", (99999,)),
+            ],
         }
-
-
-def padded_grid(image: Shape, patch: Shape, prefix: int = 0) -> Grid:
-    """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels."""
-    if min(image) < 1:
-        raise ValueError(f"`img_size` must be at least {by((1,) * len(image))}, got {by(image)}.")
-    return Grid(*(ceiling(side, step) for side, step in zip(image, patch, strict=True)), prefix=prefix)
 
 
 def _shifted_windows(grid: Grid, together: bool) -> Windows:
@@ -137,8 +135,8 @@ def _shifted_windows(grid: Grid, together: bool) -> Windows:
     )
 
 
-torch.fx.wrap("padded_grid")  # they compare sizes, so torch.fx records each call as one node
-torch.fx.wrap("_shifted_windows")
+for _name in ("_shifted_windows", "patch_grid", "fit_images"):
+    torch.fx.wrap(_name)  # they compare sizes, so torch.fx records each call as one node
 
 
 class MergingPyramid(Pyramid):
@@ -184,17 +182,18 @@ class MergingPyramid(Pyramid):
         """Cut images into patches, or merge the patches of the previous stage's map; returns tokens (B, H * W, D)."""
         tokens: Tensor
         if stage == 0:
-            tokens = self.patch_embed(pad_to(x, self.patch_size))
+            tokens = self.patch_embed(fit_images(x, self.patch_size, "pad"))
             return tokens
         merge, features = cast("Stage", self.layers[stage]).downsample, x.movedim(1, -1)  # (B, H, W, D)
         tokens = merge(features)
         return tokens.flatten(1, 2)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of Microsoft's code under our names, any other one unchanged.
+        """Return a state dict of Microsoft's code or torchvision under our names, any other one unchanged.
 
         It has a stage's merging at the end of the previous stage, saves masks, and names a table `absolute_pos_embed`.
         """
+        state = rename_torchvision(state)
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
         has_stages_merged_last = "layers.0.downsample.reduction.weight" in state  # also with our names of position
         position = {name: state[name] for name in state if has_stages_merged_last and name.startswith("position.")}
@@ -203,12 +202,3 @@ class MergingPyramid(Pyramid):
         if len(tables) == 1 and "absolute_pos_embed" in renamed:
             renamed[tables[0]] = renamed.pop("absolute_pos_embed")
         return renamed
-
-
-def pad_to(images: Tensor, patch: Shape) -> Tensor:
-    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width)."""
-    bottom, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
-    return F.pad(images, (0, right, 0, bottom)) if bottom or right else images
-
-
-torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as one node

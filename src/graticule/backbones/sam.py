@@ -18,6 +18,7 @@ from graticule.checkpoints.load import renamed_state_dict
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.pyramid import keep_layers, some_parts
 from graticule.layers.attention import Attention
+from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Position, PositionBuilder
@@ -89,7 +90,7 @@ class SamVisionTransformer(VisionTransformer):
     def __init__(
         self,
         position: PositionBuilder,
-        window_size: Side = 14,
+        window_size: Side | tuple[Side, Side] = 14,
         global_layers: tuple[int, ...] = (2, 5, 8, 11),
         neck_dim: Channels | None = 256,
         global_pool: str = "avg",
@@ -101,7 +102,7 @@ class SamVisionTransformer(VisionTransformer):
                 "`reg_tokens`; use `global_pool` 'avg'."
             )
         # needed for building the position and the blocks
-        self.window = Grid(window_size, window_size)
+        self.window = Grid(*on_axes(window_size, 2))
         self.global_layers = frozenset(global_layers)
         self.neck_dim = neck_dim
         super().__init__(

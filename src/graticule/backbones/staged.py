@@ -11,7 +11,7 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
 from graticule.backbones.token_model import Crops, Images, TokenModel, check_image, forward_each
-from graticule.layers.tokenizers import on_axes, patch_grid
+from graticule.layers.tokenizers import Fit, fit_images, on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
@@ -27,17 +27,17 @@ class StagedModel(TokenModel):
     this order, `super().__init__`, `build_position`, `build_head` and `finish`; it may create parameters in between.
     All families have the arguments with a default, and pass them on as `**kwargs`.
 
-    It accepts any image whose sides are multiples of the patch, whatever `img_size` is: position information is
-    resampled or computed for its grid in the forward pass (`set_input_size` does it once).
+    It accepts any image whose sides are multiples of the patch, or with another `fit` any image, whatever `img_size`
+    is: position information is resampled or computed for its grid in the forward pass (`set_input_size` does it once).
 
     Arguments of several families mean the same in each, and a family describes only those that are its own: `position`
     builds the position (`graticule.encodings.PositionBuilder`), of a stage if there are several; `embed_dim` is D, of
     the first stage if it doubles from stage to stage; `depths` or `num_blocks` are the blocks and `num_heads` is h, of
     each stage; `groups` is s, the groups of channels of a mixing encoding, which it gets as `num_heads`; `mlp_ratio` is
     the hidden channels of the MLPs, as a multiple of D; `qkv_bias` says whether queries, keys and values have a bias;
-    `attn_drop_rate` is the dropout on attention weights; `window_size` is the side of a window, in patches;
-    `norm_layer` builds a norm from its channels, or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer` is the
-    MLPs' activation; `block_layer` builds a block.
+    `attn_drop_rate` is the dropout on attention weights; `window_size` is the side or (rows, columns) of a window, in
+    patches; `norm_layer` builds a norm from its channels, or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer`
+    is the MLPs' activation; `block_layer` builds a block.
 
     Args:
         patch_size: in pixels, one side or (height, width), of a patch of the first stage.
@@ -51,6 +51,9 @@ class StagedModel(TokenModel):
         pos_drop_rate: dropout on the tokens that enter the first block of a stage.
         proj_drop_rate: dropout on the outputs of attention or mixing and of the MLPs, by the blocks of the family.
         drop_path_rate: stochastic depth of the last block (`drop_path_rates`).
+        fit: what becomes of images whose sides are no multiples of the coarsest patch: 'exact' refuses them, 'floor'
+            leaves out the rest at the bottom and on the right, as timm and transformers do, and 'pad' adds zeros there,
+            as timm's `dynamic_img_pad`. Families that pad in each stage, such as Swin, have 'exact'.
     """
 
     #: Allowed values of `global_pool`.
@@ -70,6 +73,8 @@ class StagedModel(TokenModel):
         )
     )
 
+    #: True if odd sides are padded before they are halved; `tokenize` must then pad them.
+    pads: ClassVar[bool] = False
     #: The reason for which its blocks need all patches of the grid; '' if they take any subset (`keep`).
     whole_grid: ClassVar[str] = "its blocks need the whole grid"
     #: The numbers of axes of its inputs: 2 of images, 3 of videos and volumes.
@@ -94,6 +99,7 @@ class StagedModel(TokenModel):
         pos_drop_rate: ShareBelowOne = 0.0,
         proj_drop_rate: ShareBelowOne = 0.0,
         drop_path_rate: ShareBelowOne = 0.0,
+        fit: Fit = "exact",
     ) -> None:
         super().__init__()
         if len(embed_dims) != len(depths) or not depths:
@@ -114,6 +120,9 @@ class StagedModel(TokenModel):
         # typed as for an image, which nearly all models take
         self.img_size: tuple[int, int] = cast("Any", on_axes(img_size, axes))
         self.patch_size: tuple[int, int] = cast("Any", on_axes(patch_size, axes))
+        if fit != "exact" and self.pads:
+            raise ValueError(f"`fit` must be 'exact' in {type(self).__name__}, which pads each stage, got {fit!r}.")
+        self.fit: Fit = fit
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.head_drop = nn.Dropout(drop_rate)
         self.proj_drop_rate, self.drop_path_rate = proj_drop_rate, drop_path_rate
@@ -187,10 +196,10 @@ class StagedModel(TokenModel):
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
 
         Raises:
-            ValueError: if a side is not a multiple of the coarsest patch.
+            ValueError: if a side is not a multiple of the coarsest patch, and `fit` is 'exact'.
         """
         prefix = self.num_prefix_tokens if len(self.depths) == 1 else 0
-        return patch_grid(image, self.coarsest_patch, prefix, 1 << (len(self.depths) - 1))
+        return patch_grid(image, self.coarsest_patch, prefix, 1 << (len(self.depths) - 1), self.fit)
 
     def grid_of(self, images: Tensor) -> Grid:
         """Return the first stage's grid of images (B, C, height, width)."""
@@ -214,7 +223,7 @@ class StagedModel(TokenModel):
 
     def embed(self, x: Tensor, stage: int = 0) -> Tensor:
         """Turn images, or the map of the previous stage, into tokens (B, N, D), without position information."""
-        tokens = self.tokenize(x, stage)
+        tokens = self.tokenize(x if stage else fit_images(x, self.coarsest_patch, self.fit), stage)
         prefix = self._prefix_tokens() if stage + 1 == len(self.depths) else []
         prefix = [token.expand(tokens.shape[0], -1, -1) for token in prefix]
         # the output of a convolution is transposed; the layers want the channels of a token contiguous in memory
@@ -358,3 +367,4 @@ def image_size(images: Tensor, channels: int, axes: int = 2, weight: Tensor | No
 
 torch.fx.wrap("patch_grid")  # they compare sizes, so torch.fx records each call as one node
 torch.fx.wrap("image_size")
+torch.fx.wrap("fit_images")

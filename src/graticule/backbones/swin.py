@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from timm.models.swin_transformer import PatchMerging
@@ -23,8 +23,8 @@ from graticule.registry.fields import Channels, Depth, Ratio, ShareBelowOne, Sid
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]
-#: Size of windows in patches: the side for all stages, or (rows, columns) for each.
-WindowSize = Side | tuple[tuple[Side, Side], ...]
+#: Size of windows in patches: the side or (rows, columns) for all stages, or (rows, columns) for each.
+WindowSize = Side | tuple[Side, Side] | tuple[tuple[Side, Side], ...]
 
 
 class SwinTransformer(MergingPyramid):
@@ -128,7 +128,7 @@ class SwinTransformer(MergingPyramid):
         """Change the image size, or the windows, that position information is stored for.
 
         Args:
-            window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
+            window_size: in patches, as in the constructor; unchanged by default.
         """
         size = on_axes(self.img_size if img_size is None else img_size, 2)
         windows = self.window_size if window_size is None else window_size
@@ -147,13 +147,14 @@ class SwinTransformer(MergingPyramid):
 
 def _with_windows(grid: Grid, size: WindowSize, stages: int, shift: Shift) -> Grid:
     """Return the first stage's grid with the windows of all `stages`, each no larger than the grid of its stage."""
-    sides = [(size, size)] * stages if isinstance(size, int) else size[:stages]
-    if len(sides) != stages or any(len(pair) != 2 for pair in sides):
-        raise ValueError(f"`window_size` must be a side, or (rows, columns) for each of {stages} stages, got {size}.")
-    windows = [
-        tuple(at.window(side).shape[axis] for axis, side in enumerate(pair))
-        for at, pair in zip(grid.pyramid(stages, pad=True), sides, strict=True)
-    ]
+    is_one = isinstance(size, int) or (len(size) == 2 and all(isinstance(side, int) for side in size))
+    sides: list[Any] = [size] * stages if is_one else list(cast("Any", size)[:stages])
+    if len(sides) != stages or not (is_one or all(isinstance(pair, tuple | list) for pair in sides)):
+        raise ValueError(
+            f"`window_size` must be a side or (rows, columns), or (rows, columns) for each of {stages} stages, got "
+            f"{size}."
+        )
+    windows = list(grid.in_windows(sides, pad=True).windows)
     if shift == "microsoft" and isinstance(size, int):
         windows = [(min(window),) * 2 for window in windows]
     return grid.with_windows(windows)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
+from graticule.checkpoints.layouts import rename_torchvision
 from graticule.checkpoints.load import renamed_state_dict
 from graticule.checkpoints.read import unusable
 from graticule.layers.block import PostNormBlock
@@ -42,7 +43,7 @@ class SwinTransformerV2(SwinTransformer):
     Reference: Swin Transformer V2: Scaling Up Capacity and Resolution (Liu et al., 2022).
 
     Args:
-        window_size: in patches, one side, or (rows, columns) for every stage.
+        window_size: in patches, as in `SwinTransformer`.
         mask: number that is added to the logits of tokens that are not neighbors; None excludes them.
         pretrained_window_sizes: the windows of each stage that the coordinates of 'continuous_bias' are relative to, a
             side or (rows, columns) each; by default those that the model is built for.
@@ -101,8 +102,14 @@ class SwinTransformerV2(SwinTransformer):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)
 
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of position parameters, and of the learned scales of the logits, as in the authors' code."""
+        scales = {name for name, _ in self.named_parameters() if name.endswith(".logit_scale")}
+        return super().no_weight_decay() | scales
+
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of Microsoft's code under our names, with the windows that its coordinates are for."""
+        state = rename_torchvision(state)
         renamed = super().own_layout(state)
         for published, name in self.position.published_names().items():
             table = state.get(published.removesuffix("cpb_mlp.0.weight") + "relative_coords_table")

@@ -17,7 +17,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.staged import draw_patches
 from graticule.backbones.token_model import init_linear
-from graticule.checkpoints.layouts import rename_by_timm
+from graticule.checkpoints.layouts import rename_by_timm, rename_torchvision
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
 from graticule.layers.parts import (
@@ -130,14 +130,16 @@ class VisionTransformer(Backbone):
         **kwargs: Any,
     ) -> None:
         patches: dict[str, Any] = {} if patch_bias in (None, True) and not pre_norm else {"bias": bool(patch_bias)}
+        if kwargs.get("fit", "exact") != "exact":
+            patches["fit"] = kwargs["fit"]
         if patch_frames > 1:
             patches["frames"] = patch_frames
         if patch_norm is not None:
             patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
         if patches and embed_layer is not Patches:
             raise ValueError(
-                "`pre_norm`, `patch_norm`, `patch_bias` and `patch_frames` must be left out where tokens are not made "
-                "by one layer."
+                "`pre_norm`, `patch_norm`, `patch_bias`, `patch_frames` and `fit` must be left out where tokens are "
+                "not made by one layer."
             )
         if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
             raise ValueError(
@@ -308,7 +310,8 @@ class VisionTransformer(Backbone):
         return super().own_name(re.sub(r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma", published))
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of the codes of CLIP, EVA, DINOv2 and others under timm's names."""
+        """Return a state dict of the codes of CLIP, EVA, DINOv2, torchvision and others under timm's names."""
+        state = rename_torchvision(state)
         chunks = {match.groups() for name in state if (match := re.match(r"blocks\.(\d+)\.(\d+)\.", name))}
         if len({block for _, block in chunks}) == len(chunks):  # of DINOv2's training, not the stages of a pyramid
             state = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in state.items()}

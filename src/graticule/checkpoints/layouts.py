@@ -81,6 +81,45 @@ def rename_by_timm(
     return {name: value for name, value in renamed.items() if name in parameters or not _PRETRAINING.match(name)}
 
 
+#: Patterns of names in torchvision's ViT and Swin -> names in timm's, tried in turn.
+_OF_TORCHVISION: tuple[tuple[str, Any], ...] = (
+    (r"^(?:conv_proj|features\.0\.0)\.", "patch_embed.proj."),
+    (r"^features\.0\.2\.", "patch_embed.norm."),
+    (r"^class_token$", "cls_token"),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^heads\.head\.", "head."),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.ln_", r"blocks.\1.norm"),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"^features\.(\d+)\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2}.blocks.{match[2]}."),
+    (r"^features\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2}.downsample."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
+)
+
+
+def rename_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict of torchvision's ViT or Swin under timm's names, any other one unchanged."""
+    if not state.keys() & {"conv_proj.weight", "features.0.0.weight"}:
+        return state
+
+    def rename(name: str) -> str:
+        for pattern, other in _OF_TORCHVISION:
+            name = re.sub(pattern, other, name)
+        return name
+
+    state = with_metadata(renamed(state, rename), read_metadata(state))
+    for name in [
+        name for name in state if name.endswith("attn.qkv.bias") and name.replace("qkv.bias", "logit_scale") in state
+    ]:
+        start = name.removesuffix("qkv.bias")  # of Swin V2, which sets those of the keys to zero
+        bias = state.pop(name)
+        state[f"{start}q_bias"], _, state[f"{start}v_bias"] = bias.chunk(3)
+    return state
+
+
 class FileTensors(NamedTuple):
     """Tensors of a file under the names of a model, their names in the file, and those that are outside of the model.
 
@@ -100,13 +139,17 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     `tables` are position parameters by further published names.
     """
     prefix, part, layout = _part_of(model, state, source)
+    published = {**tables, **model.position.published_names()}
     names = {_place(value): name for name, value in part.items()}
     in_order = dict(zip(layout, part, strict=True)) if len(layout) == len(part) else {}
-    sources = {name: names.get(_place(value), in_order.get(name, name)) for name, value in layout.items()}
+    layout = _bias_of_each_block(layout, published)
+    sources = {
+        name: name if part.get(name) is value else names.get(_place(value), in_order.get(name, name))
+        for name, value in layout.items()  # several names may have one tensor
+    }
     metadata = read_metadata(part)
     maps = {name: tuple(value.shape[1:3]) for name, value in part.items() if name == "pos_embed" and value.ndim == 4}
     metadata[GRIDS] = {**maps, **metadata[GRIDS]}  # SAM's table is a map (1, H, W, D)
-    published = {**tables, **model.position.published_names()}
 
     def rename(name: str) -> str:
         name = model.own_name(name)
@@ -119,6 +162,24 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     sources = {name: prefix + source for name, source in renamed(sources, rename).items()}
     metadata |= {GRIDS: renamed(metadata[GRIDS], rename)}
     return FileTensors(renamed(layout, rename), sources, unused, metadata, prefix)
+
+
+#: Names in BEiT and timm of a relative bias of all blocks, and of that of a block.
+SHARED_BIAS = re.compile(r"(?:rel_pos_bias|shared_rel_pos)\.(.+)")
+_BLOCK_BIAS = re.compile(r"blocks\.\d+\.attn\.(?:rel_pos\.)?(.+)")
+
+
+def _bias_of_each_block(layout: dict[str, Any], published: Mapping[str, str]) -> dict[str, Any]:
+    """Give a relative bias that a file has once to every block, where the model has one in each, as BEiT's code."""
+    names = {name: match[1] for name in layout if name not in published and (match := SHARED_BIAS.fullmatch(name))}
+    shared = {leaf: layout[name] for name, leaf in names.items()}
+    known = {published.get(name, name.removeprefix("position.")) for name in layout}
+    blocks = {target: match for name, target in published.items() if (match := _BLOCK_BIAS.fullmatch(name))}
+    of_blocks = {
+        match[0]: shared[match[1]] for target, match in blocks.items() if target not in known and match[1] in shared
+    }
+    used = {match[1] for match in blocks.values()} if of_blocks else ()
+    return {name: value for name, value in layout.items() if names.get(name) not in used} | of_blocks
 
 
 def _part_of(model: Any, state: dict[str, Any], source: object) -> tuple[str, dict[str, Any], dict[str, Any]]:

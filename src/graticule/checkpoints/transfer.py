@@ -14,7 +14,7 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.layouts import own_tensors
+from graticule.checkpoints.layouts import SHARED_BIAS, own_tensors
 from graticule.checkpoints.load import fold_prefix_rows, position_of, table_grids
 from graticule.checkpoints.read import GRIDS, check_whole, dtype_name, kind, read_state, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
@@ -168,6 +168,7 @@ def transfer(
     metadata = {**file.metadata, GRIDS: known}
     grids = table_grids(model.position, file._replace(tensors=matched, metadata=metadata), grid)
     fitting = Fitting(model, tensors)
+    uses = Counter(source for name, source in file.sources.items() if name.startswith("position."))
     classifier_modules = head if isinstance(head := model.get_classifier(), tuple) else (head,)
     classifiers = {name for name, module in model.named_modules() if any(module is part for part in classifier_modules)}
     state: dict[str, Tensor] = {}
@@ -186,7 +187,7 @@ def transfer(
             if fitted is None and is_classifier:
                 alike = value.ndim == target.ndim and value.shape[1:] == target.shape[1:]
                 detail = f"{value.shape[0]:,} -> {target.shape[0]:,} classes" if alike else detail
-            elif fitted is not None and _layer(name) != _layer(origin):
+            elif fitted is not None and (_layer(name) != _layer(origin) or uses[source_name] > 1):
                 status, detail = "copied", ", ".join(filter(None, [f"from {source_name}", detail]))
         if fitted is not None:
             state[name] = fitted
@@ -213,6 +214,9 @@ def _tables(position: Any) -> dict[str, str]:
     """
     several = isinstance(position, PyramidPosition) and len(position.stages) > 1
     published: dict[str, str] = {}
+    for name, target in position.published_names().items():
+        if shared := SHARED_BIAS.fullmatch(name):  # of blocks with a bias each, the first one's
+            published |= dict.fromkeys((f"blocks.0.attn.{shared[1]}", f"blocks.0.attn.rel_pos.{shared[1]}"), target)
     for name, _ in position.named_parameters():
         if _layer(f"position.{name}") == "0":
             stage = name.split(".")[1]  # of several; PVT's code counts from one

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection import FCOS
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -16,6 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
+from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import check_image
 from graticule.dense.features import DenseModel, Features
 from graticule.registry.fields import Classes, LayerIndex, Positive, SmallCount
@@ -47,7 +48,8 @@ class Detector(DenseModel, ABC):
     kind = "detector"
     no_program: ClassVar[str] = (
         "the number of detections depends on the image, and no program of fixed operators selects them; export "
-        "its backbone with its pyramid, `model.features` (on the command line --maps)"
+        "its backbone with its pyramid, `model.features` (on the command line --maps), or with the head of a one-stage "
+        "detector, too, `model.predictions`"
     )
     #: Default options of the last neck.
     neck_options: ClassVar[Mapping[str, Any]] = {}
@@ -230,6 +232,52 @@ class OneStageDetector(Detector, ABC):
         super().__init__(
             features, num_classes, build(features, num_classes, anchor_generator=anchors, head=head, **thresholds)
         )
+
+    @property
+    def predictions(self) -> Predictions:
+        """The detector without its selection of boxes, as a module for `export`."""
+        return Predictions(self.model).train(self.training)
+
+
+class Predictions(nn.Module):
+    """Returns the boxes and scores of all cells or anchors of a one-stage detector, of which it then selects the best.
+
+    It normalizes the images. A detector then clips boxes to the image, leaves out low scores, and suppresses boxes that
+    overlap with better ones of their class (NMS).
+
+    Args:
+        model: the detector of torchvision.
+    """
+
+    output_names = ("boxes", "scores")
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.strides, self.divisor = model.backbone.strides, model.backbone.divisor
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone of the detector."""
+        return self.model.backbone.backbone
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, n, 4), (x1, y1, x2, y2) in pixels, and scores (B, n, num_classes) of n cells or anchors.
+
+        Args:
+            images: (B, C, height, width) in [0, 1], with sides that are multiples of `divisor`.
+        """
+        batch = self.model.transform
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (batch.image_mean, batch.image_std))
+        maps = list(self.model.backbone((images - mean) / std).values())
+        outputs = self.model.head(maps)
+        scores, boxes = outputs["cls_logits"].sigmoid(), outputs["bbox_regression"]
+        if "bbox_ctrness" in outputs:
+            scores = (scores * outputs["bbox_ctrness"].sigmoid()).sqrt()
+        (anchors,) = self.model.anchor_generator(ImageList(images[:1], [(0, 0)]), maps)
+        coder, anchors = self.model.box_coder, anchors.expand_as(boxes).flatten(0, 1)
+        decode = coder.decode_single if hasattr(coder, "decode_single") else coder.decode
+        return decode(boxes.flatten(0, 1), anchors).unflatten(0, boxes.shape[:2]), scores
 
 
 @register_head("retinanet")

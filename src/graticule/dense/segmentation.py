@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.backbones.pyramid import pad_to
 from graticule.backbones.token_model import check_image, init_linear
 from graticule.dense.features import DenseModel, Features
 from graticule.layers.block import Block
+from graticule.layers.tokenizers import fit_images
 from graticule.position.grid import Crop
 from graticule.registry.checks import Checked, checked
 from graticule.registry.fields import Channels, Classes, Depth, Ratio, ShareBelowOne, SmallCount
@@ -346,7 +346,7 @@ class SegmentationModel(DenseModel):
     def _logits(self, images: Tensor, decoders: list[Decoder], crop: Crop | None = None) -> list[Tensor]:
         check_image(images, "images")
         height, width = images.shape[-2:]
-        padded = pad_to(images, (self.features.divisor,) * 2)
+        padded = fit_images(images, (self.features.divisor,) * 2, "pad")
         if crop is not None and padded.shape != images.shape:
             raise ValueError(
                 f"`images` must have sides that are multiples of {self.features.divisor} if `crop` is given, got "

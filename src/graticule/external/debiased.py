@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import check_image
 from graticule.checkpoints.load import load_own
-from graticule.external.images import Size
+from graticule.external.images import Size, fit_of
 from graticule.external.view import split_features, unpooled
 from graticule.hub.config import (
     Architecture,
@@ -26,6 +26,7 @@ from graticule.hub.config import (
     words_of,
 )
 from graticule.hub.kinds import HubModel, register_kind
+from graticule.layers.tokenizers import patch_grid
 from graticule.position.grid import Grid
 from graticule.position.resampling import BICUBIC
 from graticule.registry.fields import Count, Whole, read_typed
@@ -121,7 +122,7 @@ class Debiased(HubModel):
         check_image(images)
         if isinstance(self.backbone, Backbone):
             return Grid(*self.backbone.position_grids(self.backbone.grid_of(images))[-1].shape)
-        return Grid.of_image((images.shape[-2], images.shape[-1]), self.patch)
+        return patch_grid((images.shape[-2], images.shape[-1]), self.patch, fit=fit_of(self.backbone))
 
     def remove(self, name: str, patches: Tensor, grid: Grid) -> Tensor:
         """Return the patches (B, H * W, D) of the features or of a layer without position."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.layers.tokenizers import Fit, fit_for
+
 #: (height, width) of images in pixels, or (depth, height, width) of volumes.
 Size = tuple[int, ...]
 
@@ -128,6 +130,18 @@ def own_patch_size(model: nn.Module) -> Size | None:
     size = _first_pair(getattr(holder, "patch_size", None) for holder in holders)
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     return pair(first.stride) if size is None and first is not None and first.stride == first.kernel_size else size
+
+
+def fit_of(model: nn.Module, stem: Any = None) -> Fit:
+    """Return what a model does with sides that are no multiples of its patch, by its stem.
+
+    It pads them with timm's `dynamic_img_pad`. A model that is built for such a size drops the rest.
+    """
+    stem = getattr(model, "patch_embed", None) if stem is None else stem
+    if getattr(stem, "dynamic_img_pad", False):
+        return "pad"
+    size, patch = image_size(model), own_patch_size(model)
+    return fit_for(size, patch) if size and patch else "exact"
 
 
 def image_channels(model: nn.Module) -> int:

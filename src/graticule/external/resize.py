@@ -22,7 +22,7 @@ from graticule.external.images import call, error_line, evaluating, image_channe
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
-from graticule.layers.tokenizers import on_axes, patch_grid
+from graticule.layers.tokenizers import fit_for, on_axes, patch_grid
 from graticule.position.places import Shape, by
 from graticule.position.resampling import build_resampler
 from graticule.surgery.resize import LIBRARIES, restore_on_error
@@ -61,7 +61,7 @@ def resize_in_place(
         raise ValueError(f"`img_size` must be {names}, got {by(size)}.")
     patch = None if patch_size is None else on_axes(patch_size, len(sizes[0][1]))
     for _, old_patch in sizes:
-        patch_grid(size, patch or old_patch)  # refuses other sizes with its own message
+        patch_grid(size, patch or old_patch, fit=fit_for(image, old_patch))  # refuses other sizes with its own message
     changes = size != image or patch not in (None, sizes[0][1]) or channels is not None
     if resampler is not None and not changes:
         raise ValueError(f"`resampler` must come with another `img_size` for {kind}, which does not keep it.")

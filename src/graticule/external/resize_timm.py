@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched
 from graticule.encodings.sgu import resize_pairs
 from graticule.external.convert.plain import naflex_resampler
-from graticule.external.images import error_line, evaluating, image_channels, image_size
+from graticule.external.images import error_line, evaluating, fit_of, image_channels, image_size
 from graticule.hub.config import record_input
+from graticule.layers.tokenizers import patch_grid
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by, ravel
 from graticule.position.resampling import BICUBIC, build_resampler, resize_rows
@@ -74,8 +75,8 @@ def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) ->
         raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
     side = patch or getattr(embed, "patch_size", None)
     size = size or embed.img_size
-    if isinstance(side, tuple) and not getattr(embed, "dynamic_img_pad", False):
-        Grid.of_image(size, side)  # refuses other sizes with its own message
+    if isinstance(side, tuple):
+        patch_grid(size, side, fit=fit_of(model, embed))  # refuses other sizes with its own message
     _check_tables(model)
 
     def change(size: Shape, patch: Shape | None) -> None:

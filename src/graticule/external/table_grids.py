@@ -8,8 +8,9 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -34,7 +35,8 @@ class Table:
 
     Its rows are the axes of the parameter from `start` to `stop`, with `prefix` further rows: before those of
     positions, as class tokens, and after those of displacements, as BEiT's. `patch` is the size of the patches of its
-    grid in pixels, and displacements are along some `axes` of that.
+    grid in pixels, and displacements are along some `axes` of that. What is left of an image is padded to a patch, as
+    in the stages of LeViT, or dropped (`pads`).
     """
 
     kind: Literal["positions", "displacements"]
@@ -43,10 +45,12 @@ class Table:
     patch: Shape
     axes: Sequence[int]
     prefix: int = 0
+    pads: bool = True
 
     def sides(self, size: Shape) -> Shape:
-        """Return the grid of the rows for images of a size; the stages of LeViT pad what is left."""
-        grid = tuple(-(-side // step) for side, step in zip(size, self.patch, strict=True))
+        """Return the grid of the rows for images of a size."""
+        steps = zip(size, self.patch, strict=True)
+        grid = tuple(-(-side // step) if self.pads else side // step for side, step in steps)
         return grid if self.kind == "positions" else tuple(2 * grid[axis] - 1 for axis in self.axes)
 
     def resample(self, value: Tensor, old: Shape, new: Shape, resampler: Resampler) -> Tensor:
@@ -75,13 +79,13 @@ def find_table(name: str, shapes: Sequence[Shape], images: Sequence[Shape], patc
                 return Table("positions", start, stop - 1, patch, range(len(patch)))
         if len(differing) == 1:
             (axis,), axes = differing, _AXES.get(name, range(len(patch)))
-            for kind in ("positions", "displacements"):
-                table = Table(kind, axis, axis, patch, axes)
+            for positions, pads in product((True, False), repeat=2):
+                table = Table("positions" if positions else "displacements", axis, axis, patch, axes, pads=pads)
                 prefix, other = (
                     shape[axis] - math.prod(table.sides(image)) for shape, image in zip(shapes, images, strict=True)
                 )
                 if prefix == other and 0 <= prefix <= (_PREFIX if name not in _AXES else 0):
-                    return Table(kind, axis, axis, patch, axes, prefix)
+                    return replace(table, prefix=prefix)
     return None
 
 

@@ -164,11 +164,18 @@ def record_input(model: Any, channels: int, size: Sequence[int]) -> None:
         return
     values: dict[str, Any] = {"input_size": (channels, *size)}
     for name in ("mean", "std"):
-        if (numbers := known.get(name)) and len(numbers) != channels:
-            values[name] = (sum(numbers) / len(numbers),) if channels == 1 else tuple(islice(cycle(numbers), channels))
+        if numbers := known.get(name):
+            values[name] = for_channels(numbers, channels)
     if known.get("test_input_size") and tuple(known.get("input_size") or ()) != values["input_size"]:
         values["test_input_size"] = None
     model.pretrained_cfg = model.default_cfg = {**known, **values}
+
+
+def for_channels(numbers: Sequence[float], channels: int) -> Any:
+    """Return means or standard deviations for other channels: repeated, or averaged to one; of the same, unchanged."""
+    if len(numbers) == channels:
+        return numbers
+    return (sum(numbers) / len(numbers),) if channels == 1 else tuple(islice(cycle(numbers), channels))
 
 
 def _plain(value: object) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
 from graticule.registry.checks import Checked
 from graticule.registry.fields import Side
+from graticule.system.symbolic import ceiling
+
+#: What becomes of sides that are no multiples of the patch: they are refused, cut, or padded.
+Fit = Literal["exact", "floor", "pad"]
 
 
 class Patches(PatchEmbed):
@@ -30,6 +35,7 @@ class Patches(PatchEmbed):
         bias: whether the linear layer has a bias.
         norm_layer: builds a norm of the patches from D; None for no norm.
         frames: number of frames of a patch of a model of videos, for which an image is repeated so often.
+        fit: which sizes it accepts, as in `fit_images`; the images of `forward` have been fitted.
     """
 
     def __init__(
@@ -41,12 +47,13 @@ class Patches(PatchEmbed):
         bias: bool = True,
         norm_layer: Callable[[int], nn.Module] | None = None,
         frames: int = 1,
+        fit: Fit = "exact",
     ) -> None:
-        grid = patch_grid(img_size, patch_size)  # raises for sizes that do not fit
+        grid = patch_grid(img_size, patch_size, fit=fit)  # raises for sizes that do not fit
         image: Any = img_size[-2:]
         square: Any = patch_size[-2:]  # timm annotates an int and accepts both sides
         super().__init__(image, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
-        self.frames = frames
+        self.frames, self.fit = frames, fit
         if grid.ndim == 3 or frames > 1:
             sides: Any = (frames, *patch_size) if grid.ndim == 2 else patch_size
             self.proj: Any = nn.Conv3d(in_chans, embed_dim, sides, sides, bias=bias)
@@ -55,7 +62,7 @@ class Patches(PatchEmbed):
     def set_sizes(self, image: Shape, patch: Shape) -> None:
         """Set timm's attributes for the sizes of a video or volume, which timm does not know."""
         if len(image) > 2:
-            grid = patch_grid(image, patch)
+            grid = patch_grid(image, patch, fit=self.fit)
             self.img_size, self.patch_size = image, patch
             self.grid_size, self.num_patches = grid.shape, grid.patches
 
@@ -76,8 +83,8 @@ class Patches(PatchEmbed):
         return tuple(self.patch_size)
 
     def grid(self, image: Shape, prefix: int = 0) -> Grid:
-        """Return the grid of an image of (height, width) pixels, multiples of the patch."""
-        return patch_grid(image, self.reduction, prefix)
+        """Return the grid of an image of (height, width) pixels."""
+        return patch_grid(image, self.reduction, prefix, fit=self.fit)
 
     def set_input_size(self, img_size: int | Shape | None = None, patch_size: int | Shape | None = None) -> None:
         """Set another image or patch size for the position information."""
@@ -89,7 +96,7 @@ class Patches(PatchEmbed):
         if self.frames > 1 and patch_size is not None and to_2tuple(patch_size) != self.reduction:
             raise ValueError(f"`patch_size` must stay {by(self.reduction)} with patches of videos, got {patch_size}.")
         image = to_2tuple(self.img_size if img_size is None else img_size)
-        patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
+        patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size), fit=self.fit)
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))
 
 
@@ -133,14 +140,39 @@ def on_axes(size: int | Sequence[int], axes: int) -> Shape:
     return (size,) * axes if isinstance(size, int) else tuple(size)
 
 
-def patch_grid(image: Shape, patch: Shape, prefix: int = 0, step: int = 1) -> Grid:
+def patch_grid(image: Shape, patch: Shape, prefix: int = 0, step: int = 1, fit: Fit = "exact") -> Grid:
     """Return the grid of an image of (height, width) pixels, or of more axes, with `step` tokens per side of a `patch`.
 
     Raises:
-        ValueError: if a side of the image is not a multiple of the patch's.
+        ValueError: if a side of the image is not a multiple of the patch's, and `fit` is 'exact'.
     """
+    if fit == "pad":
+        image = tuple(ceiling(side, length) * length for side, length in zip(image, patch, strict=True))
+    elif fit == "floor" and all(side >= length for side, length in zip(image, patch, strict=True)):
+        image = tuple(side // length * length for side, length in zip(image, patch, strict=True))
     grid = Grid.of_image(image, patch, prefix)
     return grid if step == 1 else Grid(*(side * step for side in grid.shape), prefix=prefix)
 
 
-torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node
+def fit_for(image: Shape, patch: Shape) -> Fit:
+    """Return the `fit` of a model of another library that is built for a size: what is over is left out there."""
+    return "floor" if any(side % length for side, length in zip(image, patch, strict=True)) else "exact"
+
+
+def fit_images(images: Tensor, patch: Shape, fit: Fit) -> Tensor:
+    """Let the sides of images (B, C, height, width) be multiples of the patch: cut, or padded with zeros.
+
+    This is at the bottom and on the right; `fit` 'exact' leaves them as they are.
+    """
+    sides = images.shape[2:]
+    if fit == "floor":
+        for axis, (side, length) in enumerate(zip(sides, patch, strict=True), start=2):
+            images = images.narrow(axis, 0, side // length * length)
+    elif fit == "pad":
+        ends = [amount for side, length in zip(sides, patch, strict=True) for amount in (-side % length, 0)]
+        images = F.pad(images, ends[::-1]) if any(ends) else images
+    return images
+
+
+torch.fx.wrap("patch_grid")  # they compare sizes, so torch.fx records each call as one node
+torch.fx.wrap("fit_images")

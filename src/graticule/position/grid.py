@@ -285,16 +285,20 @@ class Grid(TokenCoordinates):
         """Return this grid with windows of these shapes for it and for the later stages."""
         return replace(self, windows=tuple(windows))
 
-    def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
+    def in_windows(self, sides: Sequence[int | Shape], pad: bool = False) -> Grid:
         """Return this grid with windows of `sides` for it and later stages, each no larger than its grid."""
         stages = zip(self.pyramid(len(sides), pad=pad), sides, strict=True)
         return self.with_windows([stage.window(side).shape for stage, side in stages])
 
-    def window(self, side: int) -> Grid:
-        """Return the grid of a window of `side` patches on each axis, no larger than this grid."""
-        if not isinstance(side, int) or side < 1:
-            raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
-        return Grid(*(side if is_statically_true(side <= most) else min(side, most) for most in self.shape))
+    def window(self, sides: int | Shape) -> Grid:
+        """Return the grid of a window of `sides` patches, of all axes or of each, no larger than this grid."""
+        each = (sides,) * self.ndim if isinstance(sides, int) else tuple(sides)
+        if len(each) != self.ndim or not all(isinstance(side, int) and side > 0 for side in each):
+            raise ValueError(
+                f"`window_size` must be a whole number of at least 1, or one for each of {self.ndim} axes, got {sides}."
+            )
+        pairs = zip(each, self.shape, strict=True)
+        return Grid(*(side if is_statically_true(side <= most) else min(side, most) for side, most in pairs))
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""

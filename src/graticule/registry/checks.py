@@ -292,7 +292,7 @@ def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
             near = f"sizes are {above - step} and {above}" if pixels > step else f"size is {step}"
             raise ValueError(
                 f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
-                f"{step}; the nearest {near}."
+                f"{step}; the nearest {near}. A backbone with `fit` 'floor' drops the rest, one with 'pad' adds zeros."
             )
 
 

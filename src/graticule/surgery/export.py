@@ -114,7 +114,9 @@ class Onnx(Format):
 
             model = onnx.load(str(wide))
             del model.graph.value_info[:]  # shapes of intermediate results, which contradict those after quantization
+            tables = {constant.name for constant in model.graph.initializer if len(constant.dims) != 2}  # no weights
             options = {"weight_type": QuantType.QInt8, "per_channel": True, "op_types_to_quantize": ["MatMul", "Gemm"]}
+            options["nodes_to_exclude"] = [node.name for node in model.graph.node if tables.intersection(node.input)]
             with errors_only(None):  # it recommends a step that the exporter has done
                 quantize_dynamic(model, str(path), **options)
 

@@ -245,6 +245,8 @@ class Program(nn.Module):
     @property
     def names(self) -> list[str]:
         """Return the names of the outputs."""
+        if (names := getattr(self.model, "output_names", None)) is not None:
+            return list(names)
         strides = getattr(self.model, "strides", None)
         if strides is not None:
             return [f"stride_{stride}" for stride in strides]
@@ -256,7 +258,9 @@ class Program(nn.Module):
             tokens, maps = self.model.forward_intermediates(images, list(self.features))
             return (self.model.forward_head(tokens), *maps)
         outputs = self.model(images)
-        return tuple(outputs.values()) if isinstance(outputs, dict) else (outputs,)
+        if isinstance(outputs, Tensor):
+            return (outputs,)
+        return tuple(outputs.values() if isinstance(outputs, dict) else outputs)
 
 
 def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:

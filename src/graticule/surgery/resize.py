@@ -17,7 +17,7 @@ from graticule.checkpoints.obstacles import check_intact
 from graticule.checkpoints.skeleton import attributes, check_untouched
 from graticule.checkpoints.transfer import with_channels
 from graticule.encodings.forms.absolute import FixedEncoding
-from graticule.hub.config import record_input, take_position
+from graticule.hub.config import for_channels, record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
@@ -213,6 +213,10 @@ def resize(
                     if channels is not None:
                         set_channels(backbone, channels)
                         record_input(backbone, channels, backbone.img_size)
+            if channels is not None:
+                for holder in map(vars, model.modules()):
+                    for name in {"image_mean", "image_std"} & holder.keys():  # of detectors, which normalize images
+                        holder[name] = list(for_channels(holder[name], channels))
             return model
         if attached and patch is not None:
             raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")

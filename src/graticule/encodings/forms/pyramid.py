@@ -93,10 +93,6 @@ class PyramidPosition(Position):
         self.merge = None if self.merge is None else self.merge[: stages - 1]
         del self.stages[stages:]
 
-    def layer_lists(self) -> list[str]:
-        """Return the names of the lists of a single stage; none for several, which count their layers separately."""
-        return super().layer_lists() if len(self.stages) == 1 else []
-
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of every stage; `grid` is the first stage's."""
         for stage, at in zip(cast("Iterable[Position]", self.stages), self.grids(grid), strict=True):

@@ -18,7 +18,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.skeleton import build_skeleton, check_as_built, code_of
 from graticule.external.convert.sizes import build_empty
-from graticule.external.images import error_line
+from graticule.external.images import error_line, fit_of
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
 from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
@@ -222,8 +222,11 @@ def act_text(owner: nn.Module, attribute: str) -> str:
 
 def trunk_arguments(model: nn.Module, patches: Any) -> dict[str, Any]:
     """Read the arguments for images, classes and channels from a model and its patch embedding, timm's `PatchEmbed`."""
+    fit = fit_of(model, patches)
+    size = [side * count for side, count in zip(patches.patch_size, patches.grid_size, strict=True)]
     return {
-        "img_size": tuple(patches.img_size),
+        "img_size": tuple(size if fit == "pad" else patches.img_size),
+        **({} if fit == "exact" else {"fit": fit}),
         "patch_size": tuple(patches.patch_size),
         "in_chans": patches.proj.in_channels,
         "num_classes": model.num_classes,

@@ -159,6 +159,7 @@ def read_vit(model: Any) -> Conversion:
     arguments: dict[str, Any] = {
         "img_size": image,
         "patch_size": patch,
+        **({} if qwen or len(image) > 2 else {"fit": "floor"}),
         "in_chans": getattr(config, channels_of(config)),
         "num_classes": len(tensors["head.weight"]) if "head.weight" in tensors else 0,
         "embed_dim": dim,

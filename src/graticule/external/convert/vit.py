@@ -58,8 +58,9 @@ def vit_arguments(
 
 def _settings(model: Any) -> dict[str, Any]:
     """Return the settings of a model of timm that are attributes of it, and have no effect on its own image size."""
-    names = ("no_embed_class", "dynamic_img_size")
-    return {name: getattr(model, name) for name in names if hasattr(model, name)}
+    names = ("no_embed_class", "dynamic_img_size", "dynamic_img_pad")
+    holders = (model, model.patch_embed) if hasattr(model, "patch_embed") else (model,)
+    return {name: getattr(holder, name) for holder in holders for name in names if hasattr(holder, name)}
 
 
 #: Names of tensors in a block of ViT-22B -> names here, where the first layer of the MLP is a separate module.
