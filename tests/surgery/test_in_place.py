@@ -1,5 +1,6 @@
 """In place means in place: only what holds position changes, and every other object stays the one that it was."""
 
+import copy
 import re
 import warnings
 from contextlib import suppress
@@ -17,6 +18,7 @@ from torch.nn.utils import parametrize, prune
 import graticule
 from evidence.vector_rotations import in_float64
 from graticule.checkpoints.skeleton import attributes, same_value
+from graticule.position.position import Encoding
 from graticule.position.resampling import build_resampler
 from in_turn import in_turn
 from tiny import draw
@@ -301,6 +303,32 @@ class Marked(nn.Parameter):
     """A parameter of another class."""
 
 
+class Doubled(nn.Embedding):
+    """An embedding with code of its own."""
+
+    def forward(self, ids):
+        return 2 * super().forward(ids)
+
+
+def _wrapped(model):
+    model.patch_embed = nn.Sequential(nn.BatchNorm2d(3), model.patch_embed)
+
+
+def _embedding(model):
+    return next(part for part in model.modules() if isinstance(part, nn.Embedding))
+
+
+def _own(change):
+    """Return a change of the first encoding of a model of this library."""
+    return lambda model: change(next(part for part in model.modules() if isinstance(part, Encoding)))
+
+
+def _as_buffer(part):
+    table = part.pos_embed.detach()
+    del part.pos_embed
+    part.register_buffer("pos_embed", table)
+
+
 BIAS = "attn.relative_position_bias_table"
 #: Model -> a change by hand as people make it, and the error; the grid on record is 4 x 4.
 REPLACED = [
@@ -330,21 +358,51 @@ REPLACED = [
         lambda model: setattr(model, "pos_embed", Marked(model.pos_embed)),
         "Parameter, got Marked",
     ),
+    (
+        "vit_tiny_patch16_224",
+        _wrapped,
+        "`patch_embed` must be of the class .*, got Sequential, which has no `grid_size`",
+    ),
+    ("converted", _wrapped, "`patch_embed` must be of the class .*, got Sequential, which has no `grid`"),
+    ("converted", _own(_parametrize), "`model.position` must have its weights as tensors, got encodings.0.pos_embed"),
+    *(
+        (name, _own(change), f"`{place}position.encodings.0.pos_embed` must have no hooks")
+        for name, place in (("converted", ""), ("folded", ""), ("attached", "graticule."))
+        for change in (
+            lambda part: part.pos_embed.register_hook(torch.neg),
+            lambda part: part.pos_embed.register_post_accumulate_grad_hook(hook),
+        )
+    ),
+    ("sinusoidal", _own(lambda part: part.pos_embed.mul_(1.2)), r"encodings.0.pos_embed is a tensor of other values"),
+    ("rotary", _own(lambda part: part.table.mul_(1.2)), r"position.encoding.table is a tensor of other values"),
+    ("CLIP", lambda model: setattr(_embedding(model), "max_norm", 0.2), "embedding.max_norm is 0.2, not None"),
+    ("CLIP", lambda model: setattr(_embedding(model), "__class__", Doubled), "position_embedding is Doubled, not Emb"),
 ]
 
 
 @pytest.mark.parametrize(("name", "change", "message"), REPLACED)
 def test_a_table_of_another_grid_than_that_on_record_is_refused(name, change, message):
-    model = timm.create_model(name, **TIMM[name][0])
+    model = HOSTS[name]() if name in HOSTS else timm.create_model(name, **TIMM[name][0])
     change(model)
     check_refused(model, 64, message)
 
 
-def check_refused(model, size, message):
+@in_turn(
+    ("name", "sizes"),
+    [(name, sizes) for name in ("timm", "converted") for sizes in ({"patch_size": 4}, {"channels": 1})],
+)
+def test_a_kernel_that_is_computed_is_refused_where_it_would_be_replaced(name, sizes):
+    model = HOSTS[name]()
+    parametrize.register_parametrization(model.patch_embed.proj, "weight", nn.Identity())
+    check_refused(model, None, "`model.patch_embed.proj` must have its weights as tensors, got weight", **sizes)
+    assert graticule.resize(model, 64).patch_embed.proj.weight.shape == (32, 3, 8, 8)
+
+
+def check_refused(model, size, message, **sizes):
     """Check that a size is refused, and that all tensors are the same, with the same values."""
     state = [(key, id(value), value.clone()) for key, value in [*model.named_parameters(), *model.named_buffers()]]
     with pytest.raises(ValueError, match=message):
-        graticule.resize(model, size)
+        graticule.resize(model, size, **sizes)
     after = dict([*model.named_parameters(), *model.named_buffers()])
     assert all(id(after[key]) == place and torch.equal(after[key], value) for key, place, value in state)
 
@@ -400,10 +458,16 @@ def test_ties_kinds_and_attributes_of_tables_are_carried_over():
     assert type(vit.pos_embed) is torch.Tensor and vit.blocks[1].pos is vit.pos_embed
     assert (vit.pos_embed.shape, vit.pos_embed.dtype) == (expected.pos_embed.shape, torch.bfloat16)
     assert "pos_embed" not in vit.state_dict() and "blocks.1.pos" in vit.state_dict()
+    ours = HOSTS["converted"]()
+    expected = graticule.resize(copy.deepcopy(ours), (24, 16)).position.encodings[0].pos_embed
+    _own(_as_buffer)(ours)
+    table = graticule.resize(ours, (24, 16)).position.encodings[0].pos_embed
+    assert type(table) is torch.Tensor and torch.equal(table, expected)
     for model, holders, key in (
         (timm.create_model("beit_base_patch16_224", **PLAIN), ("blocks.0.attn", "blocks.1.attn"), BIAS[5:]),
         (timm.create_model("vit_tiny_patch16_224", **PLAIN), ("", "blocks.1"), "pos_embed"),
         (_beit(), BEIT, BIAS[5:]),
+        *((HOSTS[name](), ("position.encodings.0", "blocks.1"), "pos_embed") for name in ("converted", "folded")),
     ):
         first, second = map(model.get_submodule, holders)
         table = getattr(first, key).requires_grad_(False)
@@ -504,6 +568,11 @@ def _dinov2():
     return transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
 
 
+def _clip():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**sizes)).eval()
+
+
 def _debiased(model):
     images = torch.randn(9, 3, 32, 32, dtype=torch.float64)
     return graticule.debias(model, images, "mean").backbone
@@ -527,7 +596,18 @@ OPERATIONS = {
     "fold, unfold": (lambda model: graticule.unfold(graticule.fold(model)), ("converted",), {"modes": False}),
     "freeze": (lambda model: graticule.freeze(model, "all-but-head"), ("converted",), {"modes": False, "flags": False}),
 }
-HOSTS = {"timm": _vit, "transformers": _dinov2, "converted": lambda: graticule.convert(_vit())}
+HOSTS = {
+    "timm": _vit,
+    "transformers": _dinov2,
+    "CLIP": _clip,
+    "converted": lambda: graticule.convert(_vit()),
+    "folded": lambda: graticule.fold(graticule.convert(_vit())),
+    "attached": lambda: graticule.attach(_vit()),
+    **{
+        name: lambda encoding=encoding: graticule.create_model("vit_tiny_patch16_224", encoding=encoding, **PLAIN)
+        for name, encoding in (("sinusoidal", "sinusoidal_2d"), ("rotary", "rope"))
+    },
+}
 
 
 @pytest.mark.parametrize(("name", "host"), [(name, host) for name in OPERATIONS for host in OPERATIONS[name][1]])

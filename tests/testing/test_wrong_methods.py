@@ -174,6 +174,24 @@ WRONG = {
     "coordinates in float32": (table(".to(self.lin.weight.dtype)", ".float()"), r"must have the same dtype, "
                                r"but got Float and Double, in line 18 of mine\.py"),
     "a table of exchanged sides": (table("i // w, i % w", "i // h, i % h"), "row_order: patches must be row by row"),
+    **{
+        f"the grid that came first of {those}": (
+            table("[i // w, i % w]", f"[i // w, i % w, {v}]", parameters="self.lin = nn.Linear(3, dim); self.at = {}"),
+            rf"sizes: a grid of \({grid}\) must have the same position after other grids as in a model that is built",
+        )
+        for those, v, grid in (
+            ("all", "(i >= 0) * self.at.setdefault('', h)", "4, 2"),
+            ("those with as many patches", "(i >= 0) * self.at.setdefault(h * w, h)", "5, 3"),
+        )
+    },
+    "rows divided by the width": (
+        table("[i // w, i % w]", "[i // w / w, i % w / h]"),
+        "^row_order: rows must depend on the height, and columns on the width .*`added_to_stream` has them exchanged$",
+    ),
+    "offsets divided by the other side": (
+        bias("i // w, i % w", "i // w / w, i % w / h"),
+        "row_order: rows must depend on the height, and columns on the width .*`bias` has them exchanged",
+    ),
     "a table in another dtype": (
         table("dtype))", "dtype)).half()"),
         "dtypes: `added_to_stream` must be torch.float32, got torch.float16",

@@ -59,11 +59,16 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored."""
     modes = [(module, module.training) for module in model.modules()]
+    embeddings: list[Any] = [part for part in model.modules() if getattr(part, "max_norm", None) is not None]
+    # which change their tables when they are called
+    tables = [(part.weight.data, part.weight.data.clone()) for part in embeddings]
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
     finally:
+        for table, values in tables:
+            table.copy_(values)
         for module, training in modes:
             module.training = training
 

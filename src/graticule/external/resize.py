@@ -15,7 +15,7 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, same_value
+from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, differences, same_value
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
@@ -427,12 +427,13 @@ def _check_fits(model: nn.Module, built: nn.Module, changes: _Changes) -> None:
                 f"`{path}` must be {tuple(expected.shape)}, as in the configuration of the model, to be "
                 f"resized, got {tuple(old.shape)}; a table of other images needs their size in the configuration."
             )
-        if not isinstance(expected, nn.Parameter):
-            name, _, leaf = path.rpartition(".")
-            check_untouched(model, path, old, attributes(built.get_submodule(name)).get(leaf))
+        name, _, leaf = path.rpartition(".")
+        key = "max_norm" if isinstance(expected, nn.Parameter) else leaf  # with which an embedding changes its table
+        value, right = (attributes(side.get_submodule(name)).get(key) for side in (model, built))
+        check_untouched(model, f"{name}.{key}", value, right)
 
 
-def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:
+def _check_same(model: Any, before: Sequence[Tensor], after: Sequence[Tensor], size: Shape) -> None:
     """Check that the outputs of a model are those that it had with the table that it resampled itself."""
     same = len(before) == len(after)
     for old, new in zip(before, after, strict=False):
@@ -441,7 +442,10 @@ def _check_same(model: nn.Module, before: Sequence[Tensor], after: Sequence[Tens
             new, old, rtol=0, atol=tolerance * float(old.nan_to_num().abs().max()), equal_nan=True
         )
     if not same:
+        others = differences(model, build_empty(model, model.config))
+        changes = [f"{place} is {actual}, not {expected}" for place, actual, expected in others]
         raise ValueError(
             f"`img_size` must be one at which {type(model).__name__} uses its own table as it is, got {by(size)}, "
-            "where its outputs with the table that it has resampled differ."
+            "where its outputs with the table that it has resampled differ"
+            f"{'; a change of its class may be the cause: ' if changes else ''}{', '.join(changes[:3])}."
         )

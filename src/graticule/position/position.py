@@ -223,14 +223,17 @@ class GridModule(Checked, nn.Module):
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid, and resample the parameters for it."""
+        """Set the grid, and resample the parameters for it, and buffers that were put in the place of parameters."""
         for part in _outermost(self):
             part.set_grid(grid)
-        for name, parameter in [] if grid == self.grid else list(self.named_parameters()):
-            value = self.resample(name, parameter, self.grid, grid)
-            if value is not parameter:
+        buffers = {name: value for name, value in self.named_buffers(recurse=False) if value.is_floating_point()}
+        others = buffers.keys() - (self.compute_buffers(None, torch.get_default_dtype()).keys() if buffers else ())
+        tensors = {**dict(self.named_parameters()), **{name: buffers[name] for name in others}}
+        for name, tensor in [] if grid == self.grid else tensors.items():
+            value = self.resample(name, tensor, self.grid, grid)
+            if value is not tensor:
                 owner, _, leaf = name.rpartition(".")
-                new = nn.Parameter(value.clone(), requires_grad=parameter.requires_grad)
+                new = value.clone() if type(tensor) is Tensor else nn.Parameter(value.clone(), tensor.requires_grad)
                 setattr(self.get_submodule(owner), leaf, new)
         self.grid = grid
         self.init_non_persistent_buffers()

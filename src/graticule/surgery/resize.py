@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.pyramid import Pyramid
 from graticule.checkpoints.obstacles import check_intact
-from graticule.checkpoints.skeleton import attributes
+from graticule.checkpoints.skeleton import attributes, check_untouched
 from graticule.checkpoints.transfer import with_channels
+from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.hub.config import for_channels, record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS
+from graticule.position.position import ENCODINGS, GridModule
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.fields import Side, SmallCount
@@ -159,9 +160,9 @@ def resize(
     a table is repeated for each; other encodings become encodings of three axes, if they give one slice the position of
     the image. `channels=1` is for volumes.
 
-    What a resize does not replace stays the same object. In models of timm and transformers, tables that are buffers or
-    are at several places remain so, and a change that a resize would undo is refused: of windows, indices, masks,
-    frequencies or methods. An optimizer keeps the old tables, so build it after.
+    What a resize does not replace stays the same object. Tables that are buffers or are at several places remain
+    so, and a change that a resize would undo is refused: of windows, indices, masks, frequencies, computed tables,
+    hooks or methods. An optimizer keeps the old tables, so build it after.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
     gets the tables that it computes for the size, also within a larger model, with all numbers of its configuration that
@@ -201,15 +202,17 @@ def resize(
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
         raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
-    with torch.inference_mode(False), restore_on_error(model):  # tensors of inference could never be trained
+    with torch.inference_mode(False), restore_on_error(model), _naming_parts(model):
+        # tensors of inference could never be trained
         if backbones:
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)
-            for backbone in backbones:
-                _resize_backbone(backbone, size or backbone.img_size, patch)
-                if channels is not None:
-                    set_channels(backbone, channels)
-                    record_input(backbone, channels, backbone.img_size)
+            with carried(model):
+                for backbone in backbones:
+                    _resize_backbone(backbone, size or backbone.img_size, patch)
+                    if channels is not None:
+                        set_channels(backbone, channels)
+                        record_input(backbone, channels, backbone.img_size)
             if channels is not None:
                 for holder in map(vars, model.modules()):
                     for name in {"image_mean", "image_std"} & holder.keys():  # of detectors, which normalize images
@@ -222,7 +225,7 @@ def resize(
             resampler = None
         if (img_size, patch_size, channels, resampler) != (None,) * 4:
             resize_library = LIBRARIES[library if library in LIBRARIES else "timm"]  # others may have its interface
-            with _as_attached_to(model, attached, size), carried(model):
+            with _as_attached_to(model, attached, size):
                 resize_library(model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
     return model
 
@@ -234,13 +237,55 @@ def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size
         for removed in position.removed:
             put_back(model, removed)
     grids = [position.grid if size is None else position.grid_at(size) for position in attached]
-    yield
-    for position, grid in zip(attached, grids, strict=True):
+    with carried(model):
+        yield
+        for position, grid in zip(attached, grids, strict=True):
+            if grid != position.grid:
+                _check_computed(position)
+                position.set_grid(grid)
+                with torch.no_grad():
+                    position.position(grid)
+    for position in attached:
         position.removed = [take_out(model, removed.name) for removed in position.removed]
-        if grid != position.grid:
-            position.set_grid(grid)
-            with torch.no_grad():
-                position.position(grid)
+
+
+@contextmanager
+def _naming_parts(model: nn.Module) -> Iterator[None]:
+    """Name the part of a model that lacks an attribute which a resize reads, such as a layer within a Sequential."""
+    try:
+        yield
+    except AttributeError as error:
+        place = {id(part): name for name, part in model.named_modules()}.get(id(error.obj))
+        if not place:
+            raise
+        raise ValueError(
+            f"`{place}` must be of the class that {type(model).__name__} is built with, to be resized, got "
+            f"{type(error.obj).__name__}, which has no `{error.name}`; resize the model first, and replace it after."
+        ) from error
+
+
+def _check_computed(owner: Any) -> None:
+    """Check that tables and buffers are those that the encodings compute, which are computed again for another grid."""
+    check_intact(owner.position, "pruned", "parametrized", name="model.position", values=False)
+    for name, part in _named_parts(owner):
+        if not isinstance(part, GridModule):
+            continue
+        values = {key: value.clone() for key, value in part.named_buffers(recurse=False)}
+        part.init_non_persistent_buffers()
+        expected = dict(part.named_buffers(recurse=False))
+        fixed: Any = part if isinstance(part, FixedEncoding) and not part.pos_embed.is_meta else None
+        if fixed is not None and fixed.factor_of(fixed.pos_embed[0].double(), fixed.grid) != fixed.factor:
+            values["pos_embed"], expected["pos_embed"] = fixed.pos_embed.detach(), fixed.at(fixed.grid)[None]
+        for key, value in values.items():
+            check_untouched(owner, f"{name}.{key}", value, expected[key])
+
+
+def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules with their names, and after a folded position its original."""
+    for name, part in model.named_modules():
+        yield name, part
+        if isinstance(part, Folded):
+            yield name, part.original
 
 
 @contextmanager
@@ -251,6 +296,7 @@ def same_layers(model: nn.Module) -> Iterator[None]:
     for name, new in list(model.named_modules()):
         old = layers.get(name)
         if isinstance(new, nn.Conv2d) and isinstance(old, nn.Conv2d) and old is not new:
+            check_intact(old, "pruned", "parametrized", name=f"model.{name}", values=False)
             old.weight, old.kernel_size, old.stride = new.weight, new.kernel_size, new.stride
             model.set_submodule(name, old)
 
@@ -258,11 +304,12 @@ def same_layers(model: nn.Module) -> Iterator[None]:
 def set_channels(model: Any, channels: int) -> None:
     """Adapt the first convolution of a backbone of this library or of timm, in place."""
     name = getattr(model, "first_conv", None) or (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
-    layer: Any = model.get_submodule(name) if isinstance(name, str) and name else None
+    layer: Any = dict(model.named_modules()).get(name)
     if not isinstance(layer, nn.Conv2d | nn.Conv3d) or layer.groups != 1:
         raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
     if layer.in_channels == channels:
         return
+    check_intact(layer, "pruned", "parametrized", name=f"model.{name}", values=False)
     layer.weight = nn.Parameter(with_channels(layer.weight.detach(), channels), layer.weight.requires_grad)
     layer.in_channels = channels
     if hasattr(model, "in_chans"):
@@ -286,6 +333,7 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None
     else:
         backbone.grid_at(size)  # refuses other sizes
     if size != backbone.img_size or sizes:
+        _check_computed(backbone)
         with same_layers(backbone):
             backbone.set_input_size(size, **sizes)
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
@@ -333,7 +381,7 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
 class _Place(NamedTuple):
     """Where a module has a tensor: its parameters, buffers or attributes; buffers may be left out of state dicts."""
 
-    name: str
+    module: str
     part: Any
     holder: str
     key: str
@@ -359,24 +407,29 @@ def carried(model: nn.Module) -> Iterator[None]:
     A parameter at several places stays one, and a buffer a buffer. What cannot be carried over is refused.
     """
     places: dict[Tensor, list[_Place]] = {}  # tensors are hashed by identity
-    for name, part in model.named_modules():
+    for name, part in _named_parts(model):
         for key, value in attributes(part).items():
             if isinstance(value, Tensor):
                 holder = next((holder for holder in ("_parameters", "_buffers") if key in vars(part)[holder]), "")
                 is_saved = key not in part._non_persistent_buffers_set
-                places.setdefault(value, []).append(_Place(f"{name}.{key}".lstrip("."), part, holder, key, is_saved))
+                places.setdefault(value, []).append(_Place(name, part, holder, key, is_saved))
     yield
+    known, parts = {id(part) for _, part in _named_parts(model)}, dict(model.named_modules())
     for old, same in places.items():
-        new = {place.name: place.value for place in same if place.value is not old}
+        same = [
+            place if id(place.part) in known else place._replace(part=parts.get(place.module, place.part))
+            for place in same
+        ]
+        new = {f"{place.module}.{place.key}".lstrip("."): place.value for place in same if place.value is not old}
         name, value = next(iter(new.items()), ("", None))
+        if new and (getattr(old, "_backward_hooks", None) or getattr(old, "_post_accumulate_grad_hooks", None)):
+            raise ValueError(f"`{name}` must have no hooks, which a new tensor would lose; remove them first.")
         if not isinstance(value, Tensor):
             continue
         for other, another in new.items():
             if not isinstance(another, Tensor) or not torch.equal(another, value):
                 raise ValueError(f"`{other}` must not be the tensor {name}, too: their values of another size differ.")
-        if getattr(old, "_backward_hooks", None) or getattr(old, "_post_accumulate_grad_hooks", None):
-            raise ValueError(f"`{name}` must have no hooks, which a new tensor would lose; remove them first.")
-        if type(old) is Tensor:
+        if type(old) is Tensor and type(value) is not Tensor:
             value = value.detach()
         elif type(old) is not type(value):
             raise ValueError(f"`{name}` must be a {type(value).__name__}, got {type(old).__name__}.")
@@ -402,8 +455,7 @@ def restorer(model: nn.Module, *others: object) -> Callable[[], None]:
     Values of parameters are not restored: resizing a model creates new ones.
     """
     buffers = [(value, value.clone()) for value in model.buffers()]
-    modules = dict.fromkeys(model.modules())
-    modules |= dict.fromkeys(module.original for module in list(modules) if isinstance(module, Folded))
+    modules = dict.fromkeys(part for _, part in _named_parts(model))
     contents: list[tuple[Any, Any]] = [(vars(module), dict(vars(module))) for module in [*modules, *others]]
     values = [value for _, attributes in contents for value in attributes.values()]
     contents += [(value, value.copy()) for value in values if isinstance(value, dict | set | list)]

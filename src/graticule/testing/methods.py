@@ -273,7 +273,7 @@ def _meta(case: _Case) -> None:
 def _sizes(case: _Case) -> None:
     """Check that other image sizes work, also by `set_input_size`, as in a model that is built for them, and back."""
     model = case.model
-    for grid in _GRIDS[1:]:
+    for grid in (*_GRIDS[1:], _GRIDS[0][::-1]):  # the last has as many patches as the first
         images = _images(model, grid, 1).double()
         size: Any = tuple(images.shape[2:])
         try:
@@ -291,10 +291,14 @@ def _sizes(case: _Case) -> None:
         assert trained == {name: p.requires_grad for name, p in moved.named_parameters()}, (
             "set_input_size must keep which parameters are trained"
         )
-        assert _shapes(moved) == _shapes(case.build(img_size=size)), (
+        built = case.build(img_size=size).double().eval()
+        assert _shapes(moved) == _shapes(built), (
             f"set_input_size must give the parameters of a model that is built for a grid of {grid}"
         )
+        built.load_state_dict(moved.state_dict())
         resized_logits = run(moved, images)
+        law = f"a grid of {grid} must have the same position after other grids as in a model that is built for it"
+        check_same(resized_logits, run(built, images), f"{law}, with the same state dict")
         assert resized_logits.isfinite().all(), f"logits must be finite after set_input_size, at a grid of {grid}"
         if _seen_by_blocks(moved, size) == _seen_by_blocks(model, size):
             check_same(resized_logits, logits, f"set_input_size must compute the same at a grid of {grid}")

@@ -125,11 +125,14 @@ def crop(encoding: str, joining: str, case: tuple[Shape, Shape, Shape]) -> None:
 def row_order(encoding: str, joining: str, shape: Shape) -> None:
     """Check that no layer gets the position of a grid with H columns and W rows, as if sides had been exchanged.
 
-    Such a position depends on the offsets, or is a sum over the axes, of that grid, and not of its own.
+    Such a position depends on the offsets, or is a sum over the axes, of that grid, and not of its own. Nor may rows
+    depend on the width alone, and columns on the height, as of coordinates that are divided by the other side.
     """
     grid = _grid(encoding, shape)
     queries = torch.randn(1, HEADS, 1, DIM // HEADS, dtype=torch.float64).expand(2, -1, grid.tokens, -1)
-    for layer in build_random(grid, encoding, joining)(grid):
+    position = build_random(grid, encoding, joining)
+    _check_sides(position, encoding, shape)
+    for layer in position(grid):
         for field, value in values(layer, grid.tokens, queries).items():
             if value.shape[-2:] == (grid.tokens, grid.tokens):
                 rest = partial(_beyond_offsets, value[..., grid.prefix :, grid.prefix :])
@@ -142,6 +145,30 @@ def row_order(encoding: str, joining: str, shape: Shape) -> None:
                     f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is that of "
                     f"{by(shape[::-1])} patches; patch i is in row i // W and column i % W of a grid (H, W)"
                 )
+
+
+def _check_sides(position: Position, encoding: str, shape: Shape) -> None:
+    """Check on which sides the first column and row depend; in fields of pairs, these are pairs of the first patch."""
+    lines: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for sides in (shape, (shape[0] + 1, shape[1]), (shape[0], shape[1] + 1)):
+        grid = _grid(encoding, sides)
+        queries = torch.ones(1, HEADS, grid.tokens, DIM // HEADS).double()
+        try:
+            layer = position(grid)[0]
+        except refusal():
+            return
+        for field, value in values(layer, grid.tokens, queries).items():
+            is_of_pairs = value.shape[-2:] == (grid.tokens, grid.tokens)
+            rows = value[..., grid.prefix, :].movedim(-1, 0) if is_of_pairs else value
+            if len(rows) == grid.tokens:
+                maps = rows[grid.prefix :].unflatten(0, sides)
+                lines.setdefault(field, []).append((maps[: shape[0], 0], maps[0, : shape[1]]))
+    for field, (first, *others) in lines.items():
+        same = [[torch.allclose(*pair, 0, _EXACT) for pair in zip(first, other, strict=True)] for other in others]
+        if same == [[True, False], [False, True]]:
+            raise Failed(
+                f"rows must depend on the height, and columns on the width (`row_order`): `{field}` has them exchanged"
+            )
 
 
 def resampling(encoding: str, joining: str, sides: tuple[Shape, Shape]) -> None:

@@ -154,7 +154,7 @@ class FixedEncoding(AbsoluteEncoding):
             return value
         old = self.grid_of(name, value, shape)
         rows = value.double() if old is None else value.double().reshape(-1, self.dim)
-        if old is not None and (factor := self._factor_of(rows, old)) is not None:
+        if old is not None and (factor := self.factor_of(rows, old)) is not None:
             if old.shape == self.grid.shape:
                 return value.reshape(1, -1, self.dim)
             return None if factor == self.factor else (factor * self.formula(self.grid, value.device))[None].to(value)
@@ -168,7 +168,7 @@ class FixedEncoding(AbsoluteEncoding):
         super()._load_from_state_dict(*arguments)
         has_values = not self.pos_embed.is_meta and getattr(self.pos_embed, "device_mesh", None) is None
         if self.spread is not None and has_values:
-            self.factor = self._factor_of(self.pos_embed[0].detach().double(), self.grid) or self.factor
+            self.factor = self.factor_of(self.pos_embed[0].detach().double(), self.grid) or self.factor
 
     def advice(self, rows: Tensor, grid: Grid | None) -> str:
         """Name the encoding whose table on `grid` is `rows`, (N', D); else one that keeps any table."""
@@ -176,11 +176,11 @@ class FixedEncoding(AbsoluteEncoding):
         for name, kind in fixed:
             for options in kind.variants:
                 with suppress(ValueError):  # another one may need another number of channels
-                    if grid is not None and kind(self.grid, self.dim, **options)._factor_of(rows, grid):
+                    if grid is not None and kind(self.grid, self.dim, **options).factor_of(rows, grid):
                         return f"it belongs to encoding={str(Spec(name, options))!r}"
         return "encoding='learnable' keeps any table and resamples it for other sizes, as the code of T2T-ViT does"
 
-    def _factor_of(self, rows: Tensor, grid: Grid) -> float | None:
+    def factor_of(self, rows: Tensor, grid: Grid) -> float | None:
         """Return the factor of the formula in a table on `grid`, (N', D); None if it is of no such table."""
         table, factor = self.formula(replace(grid, prefix=self.grid.prefix), rows.device), self.factor
         if self.spread is not None:  # the factor is that for the grid of the model that it was built for
