@@ -165,10 +165,10 @@ def resize(
     hooks or methods. An optimizer keeps the old tables, so build it after.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
-    gets the tables that it computes for the size, also within a larger model, with all numbers of its configuration that
-    follow from the size: the tables are new parameters, for a new optimizer, and all others stay the same objects. If its class reads tables as squares,
-    encodings of other images have a grid of their own from then on, which `save_pretrained` mentions and
-    `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
+    gets the tables that it computes for the size, also within a larger model, with all numbers of its configuration
+    that follow from the size: the tables are new parameters, for a new optimizer, and all others stay the same objects.
+    If its class reads tables as squares, encodings of other images have a grid of their own from then on, which
+    `save_pretrained` mentions and `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some of ours or timm's, a model of timm or transformers,
