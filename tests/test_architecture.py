@@ -55,7 +55,9 @@ def imports_of(tree, module, is_package=False, submodules=False):
                 base = ".".join([*parents, *([base] if base else [])])
             # `from graticule import grid` is an import of the room, `from graticule import Grid` one of the package
             found |= {
-                f"{base}.{a.name}" if submodules or (base == "graticule" and a.name in ROOMS) else base
+                f"{base}.{a.name}"
+                if submodules or base == "graticule.lab" or (base == "graticule" and a.name in ROOMS)
+                else base
                 for a in node.names
             }
     return {name for name in found if name.split(".")[0] == "graticule"}

@@ -363,7 +363,7 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     (
         partial(changed, "SwinModel", "encoder.layers.0.blocks.1", "shift_size", 3),
         {"img_size": 64},
-        "`model` must be a SwinModel as transformers builds it wherever this replaces something, but "
+        "`model` must be as transformers builds SwinModel wherever this replaces something, but "
         "encoder.layers.0.blocks.1.shift_size is 3, not 2; undo this change first",
     ),
     (

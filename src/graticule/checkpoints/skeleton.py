@@ -128,7 +128,7 @@ def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> 
         kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
         actual, right = _texts(value, expected)
         raise ValueError(
-            f"`model` must be a {kind} as {library} builds it wherever this replaces something, but {place} is "
+            f"`model` must be as {library} builds {kind} wherever this replaces something, but {place} is "
             f"{actual}, not {right}; undo this change first."
         )
 

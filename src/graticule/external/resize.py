@@ -108,8 +108,8 @@ def _run_empty(
         for part in _callable_parts(model, image):
             encoder: Any = copy.get_submodule(names[part])
             call(encoder, _images(encoder, size, channels))
-        own = _inputs(built, image, count) if with_values else {}
-        if own and not _raises(lambda _: built.eval()(**own), image):
+        inputs = _inputs(built, image, count) if with_values else {}
+        if inputs and not _raises(lambda _: built.eval()(**inputs), image):
             copy(**_inputs(copy, size, new_count, channels))
 
 

@@ -63,13 +63,13 @@ def resize_timm(model: Any, img_size: Any, resampler: Any, patch_size: Any, chan
             "convert the model (graticule.convert) to choose it."
         )
     for part in _parts(model) or [model]:
-        whole = _whole(part)
+        complete = _complete_model(part)
         if img_size is not None or patch_size is not None:
-            resize_tables(whole, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
+            resize_tables(complete, img_size and to_2tuple(img_size), patch_size and to_2tuple(patch_size))
         if channels is not None:
-            set_channels(whole, channels)
-        if (size := image_size(whole) if img_size is None else to_2tuple(img_size)) is not None:
-            for holder in dict.fromkeys((whole, part, model)):
+            set_channels(complete, channels)
+        if (size := image_size(complete) if img_size is None else to_2tuple(img_size)) is not None:
+            for holder in dict.fromkeys((complete, part, model)):
                 record_input(holder, channels or image_channels(model), size)
 
 
@@ -80,7 +80,7 @@ def _parts(model: nn.Module) -> list[nn.Module]:
     return [part for child in model.children() for part in _parts(child)]
 
 
-def _whole(model: Any) -> Any:
+def _complete_model(model: Any) -> Any:
     """Return the model whose features one that was made with `features_only=True` returns, with the same parts."""
     if isinstance(model, FeatureGetterNet):
         return model.model
@@ -104,16 +104,20 @@ def _whole(model: Any) -> Any:
             "`model` must be made by timm.create_model(name, features_only=True, feature_cls='getter') to be resized, "
             f"got {type(model).__name__} with {', '.join(model)}, of which timm does not keep the model."
         )
-    whole: Any = object.__new__(kind)
-    nn.Module.__init__(whole)
+    complete: Any = object.__new__(kind)
+    nn.Module.__init__(complete)
     for name, part in parts.items():
-        setattr(whole, name, part)
+        setattr(complete, name, part)
     stages = next(part for part in parts.values() if isinstance(part, nn.Sequential))
-    whole.feature_info, whole.img_size, whole.training = model.feature_info.info, embed.img_size, model.training
+    complete.feature_info, complete.img_size, complete.training = (
+        model.feature_info.info,
+        embed.img_size,
+        model.training,
+    )
     # windows and the grid that they are scaled with
-    whole._ref_window_sizes = [to_2tuple(window_of(stage)) for stage in stages]
-    whole._ref_grid_size = tuple(embed.grid_size)
-    return whole
+    complete._ref_window_sizes = [to_2tuple(window_of(stage)) for stage in stages]
+    complete._ref_grid_size = tuple(embed.grid_size)
+    return complete
 
 
 def resize_tables(model: Any, size: Shape | None, patch: Shape | None = None) -> None:

@@ -292,12 +292,12 @@ class Grid(TokenCoordinates):
 
     def window(self, sides: int | Shape) -> Grid:
         """Return the grid of a window of `sides` patches, of all axes or of each, no larger than this grid."""
-        each = (sides,) * self.ndim if isinstance(sides, int) else tuple(sides)
-        if len(each) != self.ndim or not all(isinstance(side, int) and side > 0 for side in each):
+        window = (sides,) * self.ndim if isinstance(sides, int) else tuple(sides)
+        if len(window) != self.ndim or not all(isinstance(side, int) and side > 0 for side in window):
             raise ValueError(
                 f"`window_size` must be a whole number of at least 1, or one for each of {self.ndim} axes, got {sides}."
             )
-        pairs = zip(each, self.shape, strict=True)
+        pairs = zip(window, self.shape, strict=True)
         return Grid(*(side if is_statically_true(side <= most) else min(side, most) for side, most in pairs))
 
     def cropped(self, crop: Crop | None) -> Grid:

@@ -375,7 +375,7 @@ def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
     for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
         backbone = model_of(load_recipe(name)).backbone
         grid = backbone.position_grids(backbone.grid_at((448, 448)))[2]  # of several windows
-        shifted = [any(windows.shift) for (windows,) in backbone.where(2, grid)]
+        shifted = [any(windows.shift) for (windows,) in backbone.block_arguments(2, grid)]
         assert backbone.shift == "swin" and shifted == [False, True] * (len(shifted) // 2), name
 
 

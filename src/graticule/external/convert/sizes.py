@@ -44,8 +44,8 @@ def encoders_of(configs: Iterable[Any]) -> list[Any]:
 
 def _has_size(config: Any) -> bool:
     """Return whether a configuration has an image size of its own, which is not read from another one."""
-    own = [name for name in SIZES if not isinstance(getattr(type(config), name, None), property)]
-    return any(getattr(config, name, None) is not None for name in own)
+    stored = [name for name in SIZES if not isinstance(getattr(type(config), name, None), property)]
+    return any(getattr(config, name, None) is not None for name in stored)
 
 
 def channels_of(config: Any) -> str:
@@ -110,9 +110,9 @@ def resize_configs(
         set_sizes(config, image, patch, channels)
     for config in known:
         others = [] if config in encoders else [("image_size", old, image), ("patch_size", old_patch, patch)]
-        for name, own, new in others:
+        for name, size, new in others:
             value = vars(config).get(name)
-            if new is not None and value is not None and to_2tuple(value) == own[-2:]:
+            if new is not None and value is not None and to_2tuple(value) == size[-2:]:
                 is_number = isinstance(value, int) and len(set(new[-2:])) == 1
                 setattr(config, name, new[-1] if is_number else list(new[-2:]))
         for name, value in vars(config).items():
@@ -124,11 +124,11 @@ def _scale_maps(value: Any, old: Shape, new: Shape, name: str) -> Any:
     """Return the sizes of maps, pairs at any depth, for images of another size."""
     if not all(isinstance(side, int) for side in value):
         return [_scale_maps(inner, old, new, name) for inner in value]
-    if len(value) != 2 or any(side * length % own for side, length, own in zip(value, new, old, strict=True)):
+    if len(value) != 2 or any(side * length % before for side, length, before in zip(value, new, old, strict=True)):
         raise ValueError(
             f"`img_size` must give maps of whole sizes, as `{name}` {list(value)} of {by(old)} pixels, got {by(new)}."
         )
-    return [side * length // own for side, length, own in zip(value, new, old, strict=True)]
+    return [side * length // before for side, length, before in zip(value, new, old, strict=True)]
 
 
 def set_counts(configs: Iterable[Any], counts: Mapping[int, int], complete: bool) -> None:

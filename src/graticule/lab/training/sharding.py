@@ -54,7 +54,7 @@ def unsharded(loss: nn.Module) -> Iterator[None]:
         unit.reshard()
 
 
-def whole(state: Any) -> Any:
+def full_state(state: Any) -> Any:
     """Return a state dict, of a model or an optimizer, with all of each sharded tensor; every process calls this."""
     return tree_map_only(DTensor, lambda tensor: tensor.full_tensor().cpu(), state)
 
@@ -76,8 +76,8 @@ def sharded_state(state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
 def sharded_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Shard the state dict of an optimizer as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kept = {
+    states = {
         number: {name: like(value, parameters[number]) for name, value in values.items()}
         for number, values in state["state"].items()
     }
-    return {**state, "state": kept}
+    return {**state, "state": states}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.training.optimization import build_optimizer, build_schedule
-from graticule.lab.training.sharding import is_sharded, sharded_optimizer_state, sharded_state, unsharded, whole
+from graticule.lab.training.sharding import full_state, is_sharded, sharded_optimizer_state, sharded_state, unsharded
 from graticule.lab.training.task import Task
 from graticule.lab.training.validation import Sums, exact_dtype
 
@@ -198,9 +198,9 @@ class Training:
         """Return what a resumed run needs; the weights that are evaluated are the `state_dict` within."""
         self.check_last()
         return {
-            "state_dict": whole(self.evaluated.state_dict()),
-            **({} if self.average is None else {"current_model_state": whole(self.loss.state_dict())}),
-            "optimizer": whole(self.optimizer.state_dict()),
+            "state_dict": full_state(self.evaluated.state_dict()),
+            **({} if self.average is None else {"current_model_state": full_state(self.loss.state_dict())}),
+            "optimizer": full_state(self.optimizer.state_dict()),
             "precision": self.fabric.strategy.precision.state_dict(),
             "progress": {
                 "epoch": self.epoch,

@@ -70,8 +70,8 @@ def _text_file(path: Path | None) -> Corpus:
     Line ends are unchanged; a byte order mark is removed.
     """
     if path is None or not path.is_file():
-        found = "none" if path is None else f"{str(path)!r}, which is not a file"
-        raise FileNotFoundError(f"`data_root` must be a text file for the dataset text_file, got {found}.")
+        actual = "none" if path is None else f"{str(path)!r}, which is not a file"
+        raise FileNotFoundError(f"`data_root` must be a text file for the dataset text_file, got {actual}.")
     text = read_utf8(path, _LARGEST)
     tenth = round(len(text) * (1 - _HELD_OUT))
     cut = text.find("\n", tenth, -1) + 1 or tenth
