@@ -359,7 +359,7 @@ test_a_language_model_is_refused_where_images_are_looked_at = refusals(
 )
 test_a_module_that_is_no_backbone_is_refused_by_name = refusals(
     *(
-        (function, r"`model` must .*got Linear|refused by Linear")
+        (function, r"`model` must .*got Linear|one that Linear runs on")
         for function in (
             *(mixing_maps, position_correlations, graticule.fold, graticule.published_state_dict),
             *(lambda model: attention_maps(model, X), lambda model: translation_error(model, X)),

@@ -46,7 +46,7 @@ MISTAKES = {
     "must be finite": lambda: graticule.position_share(MODEL, torch.full((2, 3, 32, 32), torch.nan)),
     "be .B, C, height, width., got": lambda: graticule.audit(MODEL, torch.rand(3, 32, 32)),
     "must contain images of the model's size": lambda: graticule.audit(MODEL, {(48, 48): torch.rand(8, 3, 48, 48)}),
-    "refused by CoaT": lambda: graticule.position_share(
+    "must be one that CoaT runs on": lambda: graticule.position_share(
         timm.create_model("coat_tiny", img_size=64), torch.rand(2, 3, 64, 64), [(96, 96)]
     ),
 }

@@ -253,10 +253,9 @@ class TwinsSvt(PyramidVisionTransformer):
         window_size: Side | tuple[Side, Side] = 7,
         **kwargs: Any,
     ) -> None:
-        self.window = Grid(*on_axes(window_size, 2))
-        if not 2 <= max(self.window.shape) <= 4096:
+        if not 2 <= max(sides := on_axes(window_size, 2)) <= 4096:
             raise ValueError(f"`window_size` must be from 2 to 4096 patches, got {window_size}.")
-        self.window_size = window_size
+        self.window, self.window_size = Grid(*sides), window_size
         super().__init__(
             position,
             global_pool=global_pool,

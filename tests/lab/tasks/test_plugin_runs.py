@@ -54,7 +54,7 @@ def test_a_stopped_run_prints_the_whole_command_that_resumes_it(tmp_path, capsys
     def stop(*arguments, **options):
         raise Interrupted
 
-    monkeypatch.setattr("graticule.lab.training.loop.train", stop)
+    monkeypatch.setattr("graticule.lab.training.train", stop)
     folder = tmp_path / "my run"
     code, _, err = run_command(capsys, "train", "fourier_digits", "--plugin", FILE, "--output", folder)
     assert code == 130 and f"resume with: graticule train --resume '{folder}' --plugin {FILE}\n" in err

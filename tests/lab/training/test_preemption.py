@@ -156,7 +156,7 @@ def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes
 ):
     name, *rest = command.split()
     arguments = [name, *rest, "--output", str(tmp_path)]
-    work = {"demo": "commands.demo.demo", "compare": "studies.comparison.compare"}[name]
+    work = {"demo": "commands.demo.demo", "compare": "studies.compare"}[name]
     resumes = "the same command resumes it."
     for reason, code, message in (
         (Preempted, 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
