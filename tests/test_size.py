@@ -15,7 +15,7 @@ graticule: . 30, analysis 3310, backbones 5010, checkpoints 2160, dense 2160, en
   layers 1070, position 3420, registry 1170, surgery 2630, system 560, testing 3500
 graticule/lab: . 790, commands 2710, data 3450, figures 1210, pages 880, recipes 1220, studies 1360, tasks 2360,
   training 2980
-tests: . 3410, analysis 2490, backbones 3600, checkpoints 1720, dense 810, encodings 3620, external 4020, gpu 840, hub
+tests: . 3420, analysis 2490, backbones 3600, checkpoints 1720, dense 810, encodings 3620, external 4020, gpu 840, hub
   410, layers 690, parity 1510, position 1990, registry 750, surgery 3100, system 230, testing 2170
 tests/lab: . 130, commands 1590, data 3010, figures 330, pages 400, recipes 500, studies 1710, tasks 1730, training
   1460

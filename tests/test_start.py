@@ -148,9 +148,11 @@ def test_the_library_runs_without_the_packages_of_the_lab():
 
 
 def test_a_command_says_what_to_install(monkeypatch, capsys, tmp_path):
+    import_module("graticule.lab.pages")
     rooms = ("graticule.lab.pages.", "graticule.lab.commands.demo")  # imported by other tests
     for name in [name for name in sys.modules if name.startswith(rooms)]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(sys.modules["graticule.lab.pages"]), "run_page", raising=False)  # set by other tests
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo")]) == 1
     errors = capsys.readouterr().err
