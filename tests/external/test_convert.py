@@ -178,7 +178,6 @@ REFUSED = [
     ),
     # parts without a counterpart
     (of("vit_dwee_patch16_reg1_gap_256"), "but blocks.0.attn is DiffAttention, not Attention"),
-    (partial(VIT, dynamic_img_pad=True), "but patch_embed.dynamic_img_pad is True, not False"),
     (partial(MIXER, proj_drop_rate=0.1), "but blocks.0.mlp_tokens.drop1.p is 0.1, not 0.0"),
     (
         of("vit_small_patch16_rope_mixed_224", rope_grid_indexing="ij"),

@@ -132,7 +132,7 @@ WRONG = {
             body="return self.slope",
             parameters="self.slope = nn.Parameter(torch.zeros(num_heads, *[grid.patches] * 2))",
         ),
-        r"layers and 2 other laws: .* = \(3, 8, 8\), got \(3, 15, 15\)",
+        r"layers and 3 other laws: .* = \(3, 8, 8\), got \(3, 15, 15\)",
     ),
     "an unused parameter": (
         bias(parameters=BIAS["parameters"] + "; self.unused = nn.Parameter(torch.zeros(3))"),
