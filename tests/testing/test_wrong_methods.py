@@ -176,12 +176,12 @@ WRONG = {
     "a table of exchanged sides": (table("i // w, i % w", "i // h, i % h"), "row_order: patches must be row by row"),
     **{
         f"the grid that came first of {those}": (
-            table("[i // w, i % w]", f"[i // w, i % w, {v}]", parameters="self.lin = nn.Linear(3, dim); self.seen = {}"),
+            table("[i // w, i % w]", f"[i // w, i % w, {v}]", parameters="self.lin = nn.Linear(3, dim); self.old = {}"),
             rf"sizes: a grid of \({grid}\) must have the same position after other grids as in a model that is built",
         )
         for those, v, grid in (
-            ("all", "(i >= 0) * self.seen.setdefault('', h)", "4, 2"),
-            ("those with as many patches", "(i >= 0) * self.seen.setdefault(h * w, h)", "5, 3"),
+            ("all", "(i >= 0) * self.old.setdefault('', h)", "4, 2"),
+            ("those with as many patches", "(i >= 0) * self.old.setdefault(h * w, h)", "5, 3"),
         )
     },
     "rows divided by the width": (
