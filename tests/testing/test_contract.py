@@ -1,6 +1,7 @@
 """Every registered encoding, joining and family passes the public contract, and violations are found."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,7 @@ class Broken(BiasEncoding):
     biases: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the weight)
     exempt = ("permutation: values are of the order of pairs", "points: the same")
     known: set[int] = set()  # noqa: RUF012 (the fault: what is known of an instance, outside of it)
+    alive: list[Any] = []  # noqa: RUF012 (no id is used twice)
 
     def __init__(self, grid: graticule.Grid, num_heads: int, fault: str = "", scale: float = 1.0) -> None:
         super().__init__()
@@ -72,6 +74,7 @@ class Broken(BiasEncoding):
         self.weight = nn.Parameter(torch.zeros(num_heads))
         self.unused = nn.Parameter(torch.zeros(1)) if fault.endswith("gradient") else None
         self.known.add(id(self))
+        self.alive.append(self)
         self.plain = torch.rand(()).item() if fault == "outside the state dict" else 0.0
         self.function = (lambda: 0) if fault == "pickle" else None
         self.register_buffer("one", torch.ones(()), persistent=False)
