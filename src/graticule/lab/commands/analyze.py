@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +79,7 @@ class AnalyzeOptions(Options):
 
 
 @dataclass
-class KindOptions(OfSize, NamedModels, Figures, JsonOutput):
+class KindOptions(OfSize, NamedModels, Figures, JsonOutput, ABC):
     """The options of every kind of analysis."""
 
     models: Positional[list[str]]
@@ -86,9 +87,9 @@ class KindOptions(OfSize, NamedModels, Figures, JsonOutput):
     output: Path | None = None
     """folder for the figures and the numbers (default: the first run's, or runs/NAME)"""
 
+    @abstractmethod
     def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Compute the results of label -> model, and print tables."""
-        raise NotImplementedError
 
 
 @dataclass
