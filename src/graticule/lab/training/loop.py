@@ -78,8 +78,8 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
         return run
     last, history = run.last, History(run, first)
     report = starting_weights(task, model, data) if last is None else None
-    if parts := "all-but-head" if recipe.layer_decay == 0 else recipe.freeze:
-        freeze(model, parts)
+    if recipe.freeze is not None:
+        freeze(model, recipe.freeze)
     if recipe.grad_checkpointing:
         getattr(model, "backbone", model).set_grad_checkpointing(True)
     task.setup(model, data, fabric.device)
@@ -141,7 +141,7 @@ def _fit(
     history.say(f"{start} on {devices}, {fabric.device.type}{sharded}")
     total = epochs * batches.steps
     where = {"epoch": training.epoch, "epochs": epochs, "step": training.steps, "steps": total}
-    bar = Progress(task.metric, task.rate, fabric.device, **where) if progress else None
+    bar = Progress(task.metric, task.rate, **where) if progress else None
     loader = data.train_dataloader(batches)
     held_out = data.eval_dataloader(data.size, fabric.global_rank, fabric.world_size)
     signals.at_once = False

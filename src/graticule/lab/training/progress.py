@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
@@ -79,14 +78,13 @@ class History:
 
 
 class Progress:
-    """One bar for the whole run: remaining time, images or tokens per second, memory, loss, best score.
+    """One bar for the whole run: remaining time, images or tokens per second, loss, best score.
 
     Without a terminal, as in the log of a cluster, it prints one line per epoch, and one every 30 seconds.
 
     Args:
         metric: the score.
         rate: unit of speed, and amount per step.
-        device: whose memory is shown.
         epoch: epochs that have ended.
         epochs: of the run.
         step: steps so far.
@@ -97,14 +95,13 @@ class Progress:
         self,
         metric: Metric,
         rate: tuple[str, int],
-        device: torch.device,
         *,
         epoch: int,
         epochs: int,
         step: int,
         steps: int,
     ) -> None:
-        self.metric, self.rate, self.device, self.epochs = metric, rate, device, epochs
+        self.metric, self.rate, self.epochs = metric, rate, epochs
         self._best, self._values = metric.worst, dict[str, str]()
         self._start, self._first, self._epoch = time.monotonic(), epoch, epoch
         self._bar: tqdm[Any] = progress_bar(
@@ -124,7 +121,6 @@ class Progress:
             if rate := bar.format_dict["rate"]:
                 unit, amount = self.rate
                 self._values[unit] = f"{rate * amount:,.0f}"
-            self._values["mem"] = f"{memory(self.device) / 2**30:.1f}G"
             bar.set_postfix(self._values, refresh=False)
         bar.update(1)
 
@@ -151,15 +147,3 @@ class Progress:
     def close(self) -> None:
         """Close the bar."""
         self._bar.close()
-
-
-def memory(device: torch.device) -> int:
-    """Return the peak of the bytes in use: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -20,7 +20,7 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import Task, recipe_plugins
-from graticule.system.files import keep_open, make_folder, read_json, remove, write_json
+from graticule.system.files import keep_open, make_folder, remove, write_json
 
 
 def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -75,8 +75,6 @@ def record_run(
     if not run.recipe_file.exists():
         task.save(data, run.folder)
         write_json(run.recipe_file, _describe(task, data, model, described))
-    elif run.changes(data):  # test images were repaired, and none was scored before
-        write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})
 
 
 def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
