@@ -9,8 +9,8 @@ import yaml
 
 from evidence.contrasts import Registry
 from evidence.papers import ITEMS, Item, filled, first_name, hours, is_uncontrolled, papers_part, text_of
+from evidence.records import read_records
 from graticule.lab.recipes.load import RECIPES, list_recipes
-from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[1]
 REGISTRY = Registry(TOP / "docs" / "data")
