@@ -79,7 +79,7 @@ def train_runs(
     except KeyboardInterrupt:
         raise Interrupted(str(runs[0].folder.parent)) from None
     if failures:
-        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(failures))
+        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(sorted(failures)))
 
 
 def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> None:
