@@ -32,6 +32,8 @@ from graticule.surgery.change import Certificate, change_position, drift_of, fea
 from graticule.surgery.resize import resize
 from graticule.system.files import read_json, write_json
 
+#: Training images on which the new position is fitted to the old one.
+_FITTED = 16
 #: Held-out images on which the certificate compares features.
 _HELD_OUT = 32
 
@@ -59,7 +61,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     recipe_class = AdaptRecipe
     description = _ImageSource
-    examples = "images"
     unit = "img/s"
     inputs = "images without labels"
 
@@ -143,7 +144,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         created: Any = changed.created  # known, as the architecture was described
         words = {name: created["arguments"][name] for name in ("encoding", "joining")}
         encoding = recipe.encoding or words["encoding"]
-        images = data.spread_images("train", self.size, recipe.fit_images)
+        images = data.spread_images("train", self.size, _FITTED)
         if float(images.std(0).max()) == 0:
             raise ValueError(f"`data_root` must have different images, got {len(images)} that are all alike.")
         change_position(changed, encoding, recipe.joining, images, least=None if recipe.anyway else 0.0)

@@ -24,8 +24,6 @@ from graticule.lab.training.validation import batch_results
 class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
-    label = "box mAP (%)"
-
     @torch.inference_mode()
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
         """Score a detector on the held-out images, fitted to `size`; targets are of the original images."""

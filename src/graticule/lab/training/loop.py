@@ -93,7 +93,7 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
                 if fabric.world_size > 1:  # the other processes wait for this one
                     raise FileExistsError(f"the run in {str(run.folder)!r} was finished by other processes meanwhile.")
                 return run
-            record_run(stack, run, task, data, model, described)
+            record_run(run, task, data, model, described)
             if run.last is None:
                 for line in notes:
                     print(line, file=sys.stderr)

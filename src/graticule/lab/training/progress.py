@@ -16,7 +16,7 @@ from graticule.lab.terminal import PlainProgress
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
-from graticule.system.files import append, write_text
+from graticule.system.files import write_text
 
 
 class History:
@@ -39,7 +39,8 @@ class History:
     def say(self, text: str) -> None:
         """Add a line to the log, with date and time."""
         if self.writes:
-            append(self.run.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
+            with self.run.log_file.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     def start_epoch(self, before: float = 0.0) -> None:
         """Start the clock of an epoch, of which `before` seconds were spent before the run was resumed."""

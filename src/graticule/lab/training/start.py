@@ -20,7 +20,7 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import Task, recipe_plugins
-from graticule.system.files import keep_open, make_folder, remove, write_json
+from graticule.system.files import make_folder, write_json
 
 
 def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -62,16 +62,10 @@ def lock_run(stack: contextlib.ExitStack, run: Run) -> None:
         )
 
 
-def record_run(
-    stack: contextlib.ExitStack, run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any
-) -> None:
-    """Keep the folders of a run open until `stack` ends, and write its recipe, or compare it."""
-    for path in (run.folder, run.checkpoints, run.events):
-        stack.enter_context(keep_open(path))
-    files = (run.weights, run.metrics_file, run.result_file, run.recipe_file)
-    for name in ("checkpoints/.step-*", "checkpoints/.best.json.*", *(f".{file.name}.*" for file in files)):
-        for left in run.folder.glob(f"{name}.tmp"):  # incomplete, of a killed process
-            remove(left)
+def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any) -> None:
+    """Remove what a killed process left in the folder of a run, and write the recipe of a new run."""
+    for left in (*run.checkpoints.glob(".*.tmp"), *run.folder.glob(f".{run.weights.name}.*.tmp")):
+        left.unlink()
     if not run.recipe_file.exists():
         task.save(data, run.folder)
         write_json(run.recipe_file, _describe(task, data, model, described))
