@@ -236,12 +236,7 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
             with contextlib.suppress(SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged EXIF data
                 image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
-            gray = np.asarray(image).clip(0, 65535) >> 8
-            if gray.max() < 64:
-                raise ValueError(
-                    "it must use the range of its 16 bits, got no value above 16383, as of 14 bits; scale it"
-                )
-            image = Image.fromarray(gray.astype(np.uint8))
+            image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
             raise ValueError("it must be opaque, got transparent pixels; put it on a background")
         return image.convert("RGB")

@@ -125,7 +125,7 @@ def _fit(
     recipe, training = task.recipe, Training(fabric, task, model, batches)
     epochs, seconds = recipe.epochs + recipe.cooldown_epochs, 0.0
     if (last := run.last) is not None:
-        state = resumable_state(last, recipe, batches)
+        state = resumable_state(last, recipe)
         training.load_state_dict(state)
         checkpoints.restore(state["best"])
         history.rows = [{**row, "epoch": int(row["epoch"])} for row in state["history"]["rows"]]

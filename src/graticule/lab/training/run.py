@@ -8,21 +8,20 @@ import platform
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import torch
+from pydantic import ConfigDict, with_config
 from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.lab.training.task import Task, read_recipe, task_of
-from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
+from graticule.registry.fields import Count, NotNegative, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again
 
 log = logging.getLogger(__name__)
@@ -44,6 +43,16 @@ class _RunDescription(TypedDict):
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
     plugins: NotRequired[dict[str, str]]
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Result(TypedDict):
+    """The contents of result.json besides the best and the last score."""
+
+    best_epoch: Count
+    epochs: Count
+    seconds: NotNegative
+    skipped_images: list[str]
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ class Run(RunFolder):
             FileNotFoundError: if it is not finished.
             ValueError: if the file is damaged.
         """
-        return read_typed(self.result_file, _result(self.recipe().metric))
+        return read_typed(self.result_file, _Result)
 
     def task(self) -> Task[Any, Any]:
         """Return the task of the recipe."""
@@ -203,23 +212,6 @@ def run_of(source: Path) -> Run | None:
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
     folders = folders[:1] if source.is_dir() else folders  # a published folder in that of a run has its own weights
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
-
-
-@cache
-def _result(metric: Metric) -> Any:
-    """Return the type of result.json for the score `metric`."""
-    build: Any = TypedDict
-    return build(
-        "Result",
-        {
-            f"best_{metric.key}": Finite,
-            "best_epoch": Count,
-            f"last_{metric.key}": Number,
-            "epochs": Count,
-            "seconds": NotNegative,
-            "skipped_images": list[str],
-        },
-    )
 
 
 def surroundings() -> dict[str, Any]:

@@ -94,25 +94,16 @@ def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapp
     }
 
 
-def resumable_state(last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> State:
+def resumable_state(last: Path, recipe: TrainingRecipe) -> State:
     """Read and check the checkpoint from which a run is resumed."""
     try:
         state = read_training(last)
-        progress = state["progress"]
-        epochs, steps = recipe.epochs + recipe.cooldown_epochs, batches.steps * progress["accumulate"]
-        if progress["epoch"] > epochs or progress["batches"] > steps:
-            raise ValueError(
-                f"{last} is damaged: `progress` must be within {epochs} epochs of {steps} batches, got epoch "
-                f"{progress['epoch']} and batch {progress['batches']}."
-            )
-        for row in state["history"]["rows"]:
-            if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
-                raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
     except (ValueError, FileNotFoundError) as error:
         older = [path.name for path in saved_checkpoints(last.parent) if path != last]
         advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
         reason = str(error).rstrip(".")
         raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
+    progress = state["progress"]
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         before = progress["accumulate"]
         raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
