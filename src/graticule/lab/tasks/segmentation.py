@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
-from graticule.lab.training.validation import batch_results
+from graticule.lab.training.validation import Sums, batch_results
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class PixelScore:
     window, stride: of the windows that images were split into, in pixels; None for whole images.
     miou, accuracy: percent; mean over the classes, and over the pixels.
     class_iou: by the name of the class; None for one that is neither present nor predicted.
-    confusion: numbers of pixels of each class (row) that were predicted as each (column).
     """
 
     size: Sides
@@ -38,9 +38,7 @@ class PixelScore:
     miou: float
     accuracy: float
     class_iou: dict[str, float | None]
-    confusion: list[list[int]]
     images: int
-    images_per_second: float
 
 
 class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
@@ -53,33 +51,20 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
 
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
         """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
-        recipe, names = self.recipe_of(task), data.class_names
-        model.to(device)
-        matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
-        images, seconds = 0, 0.0
-
-        def compute(batch: Any) -> list[Tensor]:
-            pairs = zip(*batch, strict=True)
-            return [logits_of(model, image, target["size"], recipe).argmax(0).cpu() for image, target in pairs]
-
-        loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
-        for (_, targets), predictions, spent in batch_results(compute, loader, label, device, progress):
-            seconds += spent
-            images += len(targets)
-            for predicted, target in zip(predictions, targets, strict=True):
-                matrix += confusion(predicted, target["classes"], len(names))
-        window, stride = recipe.windows
-        counts = per_class(matrix)
+        task, sums, label = Segmentation(self.recipe_of(task)), Sums(), f"{size[0]}x{size[1]}"
+        compute = partial(task.validate, model.to(device))
+        for _, values, _ in batch_results(compute, data.eval_dataloader(size), label, device, progress):
+            sums.add(values)
+        counts, (window, stride) = counts_of(sums.values), task.recipe.windows
+        right, truth, _ = map(sum, counts)
         return PixelScore(
             size=size,
             window=window,
             stride=stride,
             miou=mean_iou(counts),
-            accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
-            class_iou=dict(zip(names, class_ious(counts), strict=True)),
-            confusion=matrix.tolist(),
-            images=images,
-            images_per_second=images / seconds,
+            accuracy=100 * right / max(truth, 1),
+            class_iou=dict(zip(data.class_names, class_ious(counts), strict=True)),
+            images=sums.count,
         )
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> ScoreTable:
@@ -93,13 +78,13 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
                 same &= (score.window, score.stride) == run.recipe.windows
                 label = [run.label, size + " *" * same]
                 cells = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
-                rows.append([*label, *cells, f"{score.images_per_second:,.1f}"])
+                rows.append([*label, *cells])
                 if self.per_class:
-                    rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
+                    rows += [[f"  {name}", size, show(iou), "", ""] for name, iou in score.class_iou.items()]
         notes = ["* the size and the windows of the recipe; scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels")
-        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes)
+        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images"), rows, notes)
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""
@@ -176,14 +161,19 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
-        classes = sum(name.startswith("right_") for name in sums)
-        return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
+        return mean_iou(counts_of(sums))
 
 
 #: Weight of the loss of the auxiliary decoder, as in mmsegmentation.
 _AUXILIARY = 0.4
 #: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
 _COUNTS = ("right", "truth", "predicted")
+
+
+def counts_of(sums: Mapping[str, Any]) -> list[list[float]]:
+    """Return `_COUNTS` of each class, (3, classes), from the sums of the values of `Segmentation.validate`."""
+    classes = sum(name.startswith("right_") for name in sums)
+    return [[float(sums[f"{name}_{n}"]) for n in range(classes)] for name in _COUNTS]
 
 
 def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:

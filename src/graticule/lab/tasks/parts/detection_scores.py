@@ -28,7 +28,6 @@ class DetectionScore:
     values: dict[str, float | None]
     class_map: dict[str, float | None]
     images: int
-    images_per_second: float
 
 
 #: COCO's summary in its order: name and position.
