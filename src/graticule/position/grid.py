@@ -310,7 +310,7 @@ class Grid(TokenCoordinates):
 
     @property
     def image_grid(self) -> Grid:
-        """The grid of the whole image, of which this one may be a crop."""
+        """The grid of the whole image; for a crop, the grid of the image that it is cut from."""
         return self if self.crop is None else Grid(*self.crop.image, prefix=self.prefix, spacing=self.spacing)
 
     @property
@@ -375,7 +375,7 @@ class Grid(TokenCoordinates):
     def table_rows(self, device: torch.device | str | None = None) -> tuple[Tensor, int]:
         """Return the row of each patch in a table of offsets, (H * W,), int64, and the row of offset 0.
 
-        Differences of rows, from that of offset 0 on, are the rows of offsets.
+        Differences of rows from the row of offset 0 are the rows of offsets.
         """
         places = self._lattice((Axis(),) * len(self.shape), device).unbind(-1)
         return ravel(places, self.table), ravel([side - 1 for side in self.shape], self.table)

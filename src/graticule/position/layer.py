@@ -25,7 +25,7 @@ class FieldKind(NamedTuple):
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
     unsupported: the changes of the tokens that it cannot follow.
-    stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
+    stacked: number of axes of a sample's tensor, with the axis of heads, which a batch may lack.
     """
 
     take: Callable[[Any, TokenSelection], Any]

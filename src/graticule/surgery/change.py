@@ -157,7 +157,7 @@ class Certificate:
 
     @property
     def harmful(self) -> list[int]:
-        """The layers of which some new term is farther from the old one than zero is."""
+        """The layers where a new term is farther from the old one than zero is."""
         return sorted({share.layer for share in self.shares if share.kept is not None and share.kept < 0})
 
     def __str__(self) -> str:
