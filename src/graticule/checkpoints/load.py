@@ -74,7 +74,7 @@ def load_checkpoint(model: nn.Module, path: str | Path, grid: tuple[int, ...] | 
     Position parameters of another grid or window are resampled if their encoding can be. State dicts of this library
     record the grid of each table, in files of `torch.save` and in the weights of a run. Other checkpoints do not: a
     table of as many rows as the model's is for the model's grid, any other one for a square if it can be, and a warning
-    says so. A fixed table that is not in the file is computed; one that is another formula's is refused.
+    says so. A fixed table that is not in the file is computed, and a table of another formula is refused.
 
     Args:
         model: one of our backbones.

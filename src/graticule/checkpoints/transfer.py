@@ -139,8 +139,8 @@ def transfer(
     - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as in
       timm. A patch embedding of another patch size is resampled as in FlexiViT (Beyer et al., 2023).
 
-    Everything else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of
-    which one tensor does not fit. The norms before and after average pooling are different parameters.
+    Everything else is initialized: a classifier with another class count, a layer beyond the checkpoint's depth, a
+    module with a tensor that does not fit. The norms before and after average pooling are different parameters.
 
     Args:
         model: one of our backbones, not folded.

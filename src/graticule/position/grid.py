@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle of a larger image, or a box of a larger volume, in patches of the grid of the whole.
+    """A rectangle of a larger image, or a box of a larger volume, in patches of the whole image.
 
     It may begin between two patches. If its own grid has another number of patches than the rectangle covers, the crop
     is scaled.
@@ -112,7 +112,7 @@ class Grid(TokenCoordinates):
         windows: the shapes of the windows within which tokens interact, for this stage of a pyramid and for each later
             one; empty for the whole grid.
 
-    Two grids are equal if their tokens are, whatever `windows` are.
+    Two grids are equal if their tokens are equal, with any `windows`.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens

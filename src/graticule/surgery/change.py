@@ -216,10 +216,10 @@ def change_position(
     images: Tensor | None = None,
     least: float | None = None,
 ) -> Model:
-    """Replace the position of `model` by a new one, in place, and return the model.
+    """Replace the position encoding of `model`, in place, and return the model.
 
-    All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
-    of an absolute encoding, and stay frozen if they were. The others are fitted to the old position by least squares if
+    All other weights are unchanged. Parameters that the old and the new encoding have in common, such as an absolute
+    table, are kept, and stay frozen if they were frozen. The others are fitted to the old position by least squares if
     there is a fit (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of
     the old position that each layer keeps, and, with `images`, the drift of the features.
 

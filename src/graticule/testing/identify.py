@@ -71,7 +71,7 @@ class Identity(PrintedTable):
 
 
 def identify(code: PositionCode | nn.Module | Callable[..., Tensor], channels: int = 64) -> Identity:
-    """Name the encoding of this library that equals a rotation, a table or a bias of attention, or the nearest one.
+    """Name the encoding of this library that equals a rotation, a table or an attention bias, or the nearest encoding.
 
     It is named only if all differences are within the rounding to float32, on all grids.
 
