@@ -34,11 +34,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import graticule
+from evidence.records import csv_of_records, read_records
 from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
-from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
+from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"

@@ -212,7 +212,7 @@ def run_study(
         if wrong := differences(facts_of(recipes[name], model, images), expected):
             raise ValueError(f"`expects` must be what is built: {name!r} must have {'; '.join(wrong)}.")
 
-    parameters, _ = check_choices(missing, sizes=study.sizes, modes=study.modes, inspect=inspect)
+    parameters = check_choices(missing, sizes=study.sizes, modes=study.modes, inspect=inspect)
 
     def measure(run: PlannedRun) -> None:
         choice, variant = study.cells[run.choice]

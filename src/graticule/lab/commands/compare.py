@@ -48,7 +48,7 @@ class CompareOptions(JsonOutput):
     set_: list[Annotated[str, "KEY=VALUE"]] = field(default_factory=list)
     """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
     list_: bool = False
-    """list the runs with their states and an estimate of the remaining time, and train nothing"""
+    """list the runs with their states, and train nothing"""
     on: Rare[str] = "here"
     """where the runs are trained: here; local:N, in N processes of one thread each; dask:ADDRESS, in a cluster"""
     quick: bool = False

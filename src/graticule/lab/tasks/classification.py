@@ -52,7 +52,6 @@ class Classification(Task[Recipe, "DataModule"]):
     recipe_class = Recipe
     evaluation = ImageEvaluation
     description = _Classes
-    examples = "images"
     unit = "img/s"
 
     mixup: Mixup | None = None
@@ -67,7 +66,6 @@ class Classification(Task[Recipe, "DataModule"]):
             augmentation=recipe.augmentation,
             val_split=recipe.val_split,
             train_share=recipe.train_share,
-            share_seed=recipe.share_seed,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
