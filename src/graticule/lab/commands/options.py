@@ -146,8 +146,10 @@ def overridden(recipe: Any, arguments: Sequence[str], command: str) -> Any:
 def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: str) -> T:
     """Parse options of a dataclass with a field `recipe`, whose values in `recipe` are the defaults.
 
-    Overrides must have an effect; the warm-up and the decays of the recipe itself fit `--epochs`.
+    Overrides must have an effect, and take precedence over --quick; the warm-up and the decays of the recipe itself
+    fit `--epochs`.
     """
+    recipe = recipe.quick() if "--quick" in arguments else recipe
     changes = read_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
     if epochs := changes.get(("recipe", "epochs")):
@@ -155,10 +157,13 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     values = {path[0]: value for path, value in changes.items() if not path[1:]}
     build: Any = kind
     options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
+    check_fields(options)
+    check_effects(options, values)
     root = options.recipe.data_root
     if root is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
     options.recipe.record_overrides(recipe.overrides | names)
+    options.line = command_line(command, arguments)
     return cast("T", options)
 
 
@@ -182,7 +187,7 @@ def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
 def command_line(command: str, arguments: Sequence[str]) -> str:
     """Return the line that repeats a command, including plugins, for the record of its results."""
     plugins = [word for name in named_plugins() for word in ("--plugin", name)]
-    return shlex.join(["graticule", command, *arguments, *plugins])
+    return f"graticule {command} {shlex.join([*arguments, *plugins])}".rstrip()
 
 
 def square(sides: tuple[int, ...], axes: int = 2, name: str = "img_size") -> Any:
