@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from graticule.lab.terminal import bold
 from graticule.registry.checks import known_name, printable, type_words
 
 T = TypeVar("T")
@@ -234,7 +233,7 @@ def _entry(usage: str, about: str, width: int) -> Iterator[str]:
     """Yield the lines of an option: its name on the left, its text on the right."""
     text = textwrap.wrap(about, width - _COLUMN, break_on_hyphens=False) or [""]
     first = "" if len(usage) + 4 > _COLUMN else f"{' ' * (_COLUMN - 2 - len(usage))}{text.pop(0)}"
-    yield f"  {bold(usage, sys.stdout)}{first}".rstrip()
+    yield f"  {usage}{first}".rstrip()
     yield from (" " * _COLUMN + line for line in text)
 
 

@@ -1,31 +1,12 @@
-"""Bold and colored text, on terminals only."""
+"""Progress bars: on terminals and in notebooks, and as lines in files."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm.std import tqdm
-
-_BOLD, _RED = "1", "1;31"
-
-
-def bold(text: str, stream: TextIO) -> str:
-    """Return `text` in bold, or unchanged if `stream` is not a terminal or colors are not wanted."""
-    return _styled(text, _BOLD, stream)
-
-
-def red(text: str, stream: TextIO) -> str:
-    """Return `text` in red, or unchanged if `stream` is not a terminal or colors are not wanted."""
-    return _styled(text, _RED, stream)
-
-
-def _styled(text: str, style: str, stream: TextIO) -> str:
-    colored = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # see no-color.org
-    return f"\x1b[{style}m{text}\x1b[0m" if colored and stream.isatty() else text
-
 
 #: Seconds between the lines of a bar in a file.
 INTERVAL = 30.0

@@ -45,9 +45,8 @@ def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path,
 
 def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys):
     folder = tmp_path / "published"
-    code, out, _ = run_command(capsys, "publish", lape_run.folder, folder, "--format", "svg")
-    assert code == 0 and "model.safetensors" in out and "correlations.svg" in out
-    assert (folder / "correlations.svg").is_file()
+    code, out, _ = run_command(capsys, "publish", lape_run.folder, folder)
+    assert code == 0 and "model.safetensors" in out and "correlations.png" in out
     card = (folder / "README.md").read_text()
     best = f"{lape_run.result()['best_top1']:.2f}"
     assert f"| {best} |" in card and "![" in card and (folder / "correlations.png").stat().st_size > 10_000

@@ -70,13 +70,5 @@ def run(options: NewOptions) -> int:
 def _check_name(kind: str, name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
-    known = list_names()
-    titles = {
-        "backbone": ("models", "language models"),
-        "joining": ("joinings",),
-        "dataset": ("data sets", "texts"),
-        "recipe": ("recipes",),
-        "task": ("tasks",),
-    }
-    if any(name in known[title] for title in titles.get(kind, ("encodings",))):
+    if any(name in names for names in list_names().values()):
         raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")
