@@ -41,6 +41,8 @@ def read(arguments: list[str]) -> AdaptOptions:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
     if options.images is None and options.recipe.dataset == "unlabeled_folder":
         raise ValueError("`images` must be given: a folder of images, got none.")
+    if options.images is not None and not options.images.is_dir():
+        raise FileNotFoundError(f"`images` must be a folder of images, got {str(options.images)!r}, which is none.")
     recipe: Any = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
     recipe.record_overrides(options.recipe.overrides)
     options.recipe = recipe

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from graticule import analysis, external
 from graticule.lab import figures, training
@@ -46,6 +46,8 @@ class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, Jso
     """precision of the computation (default: that of the run)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or runs/NAME)"""
+
+    needs: ClassVar[Mapping[str, str]] = {**NamedData.needs, "mode": "sizes"}
 
 
 def read(arguments: list[str]) -> EvaluateOptions:

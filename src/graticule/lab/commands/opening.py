@@ -33,7 +33,8 @@ def open_models(
             if not others and (value := getattr(options, name)) is not None:
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(value)!r}.")
         if others and options.images is None:
-            folder = f" For the folder of this name, write ./{others[0]}." if Path(others[0]).is_dir() else ""
+            is_folder = Path(others[0]).is_dir() and not is_path(others[0])
+            folder = f" For the folder of this name, write ./{others[0]}." if is_folder else ""
             raise ValueError(
                 f"`images` must be given for {others[0]!r}, which is not the folder of a run: a folder of images, or "
                 f"the name of a data set.{folder}"
@@ -64,7 +65,7 @@ def named_data(opened: training.LoadedModel, name: str, root: Path | None = None
     assert opened.images is not None
     if name not in lab_data.list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
-            known_name("images", name, lab_data.list_datasets())
+            known_name("images", name, [*lab_data.list_datasets(), "a folder"])
         return folder_data(opened, Path(name))
     data = lab_data.DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     if data.info.channels != opened.images.channels:

@@ -197,7 +197,7 @@ def square(sides: tuple[int, ...], axes: int = 2, name: str = "img_size") -> Any
     return (sides * axes if len(sides) == 1 else sides) or None
 
 
-def output_folder(output: Path | None, default: Path) -> Path:
+def output_folder(output: Path | None, default: Path = Path()) -> Path:
     """Return the output folder of a command."""
     if output is not None and output.exists() and not output.is_dir():
         raise ValueError(f"`output` must be a folder, got {str(output)!r}, which is not.")

@@ -60,11 +60,9 @@ def run(options: PublishOptions) -> int:
     model: Any = source.model
     sheet = _sheet(getattr(model, "backbone", model), source.title)
     drawn = [] if sheet is None else [(f"{sheet.name}.png", _CAPTIONS[sheet.kind])]
-    if source.run is None:
-        external.save_pretrained(model, folder, host=options.host, card=hub.Card(figures=drawn))
-    else:
-        card = _card(source.run, drawn)
-        model.save_pretrained(folder, preprocessing=source.preprocessing, card=card)
+    card = hub.Card(figures=drawn) if source.run is None else _card(source.run, drawn)
+    optional: Any = {"preprocessing": source.preprocessing or None, "card": card if card != hub.Card() else None}
+    external.save_pretrained(model, folder, host=options.host, **optional)
     if sheet is not None:
         figures.save_figure(sheet.figure, folder / f"{sheet.name}.png")
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png")))
