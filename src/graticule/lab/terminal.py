@@ -32,17 +32,10 @@ class PlainProgress(tqdm):
         super().close()
 
 
-def hidden(wanted: bool) -> bool:
-    """Return whether to hide a progress bar: it is not wanted, or stderr is a file or a pipe.
-
-    In a notebook, where stderr is not a terminal either, bars are drawn.
-    """
-    return not wanted or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
-
-
 def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
     from tqdm.auto import tqdm as notebook_tqdm  # imports asyncio
 
-    kind: type[tqdm[Any]] = PlainProgress if hidden(True) else notebook_tqdm
+    # in a notebook stderr is no terminal either
+    kind: type[tqdm[Any]] = notebook_tqdm if sys.stderr.isatty() or "ipykernel" in sys.modules else PlainProgress
     return kind(*arguments, disable=not wanted, **options)

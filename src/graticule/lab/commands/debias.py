@@ -14,7 +14,7 @@ from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import choose_device, folder_data, open_models
 from graticule.lab.commands.options import JsonOutput, NamedModels, OfSize, OnDevice, output_folder, square
 from graticule.registry.fields import Count
-from graticule.system.tables import format_table, plain
+from graticule.system.tables import format_table
 
 
 @dataclass
@@ -56,4 +56,4 @@ def run(options: DebiasOptions) -> int:
     certificate = debiased.certificate
     assert certificate is not None
     options.say(certificate.heading, format_table(certificate.summary(), certificate.left))
-    return options.finish(plain(certificate), folder)
+    return options.finish(certificate, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -130,21 +130,6 @@ def read_input(path: Path, read: Any) -> Any:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
-
-
-def check_task_options(task: str, **values: Any) -> None:
-    """Check that no option of the evaluation of another task is given."""
-    options = {name: [field.name for field in fields(kind.evaluation)] for name, kind in training.list_tasks().items()}
-    known = options[task]
-    for name, value in values.items():
-        if value and name not in known:
-            others = [other for other, names in options.items() if name in names]
-            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
-            text = " ".join(map(str, value)) if isinstance(value, list) else value
-            raise ValueError(
-                f"`{name}` must be left out with the task {task}, which {has}, got {text}; --{name} is for "
-                f"{' and '.join(others)}."
-            )
 
 
 def choose_device(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ from graticule.lab.arguments import BadArguments, Rare, change, check_effects, r
 from graticule.registry.checks import printable
 from graticule.registry.fields import Side, check_fields
 from graticule.registry.plugins import named_plugins
-from graticule.system.tables import format_table
+from graticule.system.tables import format_table, plain
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class JsonOutput(Options):
     def finish(self, results: object, *written: Path) -> int:
         """Print the results for programs, NaN and infinity as null, and the names of written files; returns 0."""
         if self.json:
-            print(json.dumps(_finite(results), indent=2, allow_nan=False, default=str))
+            print(json.dumps(plain(results), indent=2, allow_nan=False, default=str))
         if written:
             print_written(*written, file=sys.stderr if self.json else None)
         return 0
@@ -218,12 +217,3 @@ def _number_of(cell: str) -> float | str | None:
         with contextlib.suppress(ValueError):
             return kind(cell)
     return cell
-
-
-def _finite(values: object) -> object:
-    """Return values for JSON, with None for numbers that are not finite."""
-    if isinstance(values, dict):
-        return {str(key): _finite(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
