@@ -24,8 +24,12 @@ class GridModule(Checked, nn.Module):
 
     def check_pairs(self, grid: Grid, count: int) -> None:
         """Check that `count` values for each pair of patches of `grid` fit into the memory, if it makes them."""
-        like = None if torch.compiler.is_compiling() else next(chain(self.parameters(), self.buffers()), torch.empty(0))
-        if self.dense and like is not None and not like.is_meta:
+        if not self.dense or torch.compiler.is_compiling():
+            return
+        like = next(chain(self.parameters(), self.buffers()), None)
+        if like is None:
+            grid.check_pairs(4 * count, torch.device("cpu"))
+        elif not like.is_meta:
             grid.check_pairs(count * like.element_size(), like.device)
 
     def compute_buffers(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
