@@ -161,10 +161,13 @@ def evaluate(
                 if real_labels is not None:
                     real_labels.add_result(logits)
             assert first is not None  # `data` raises if there are no test images
+            means = sums.means()
             score = Score(
                 size=size,
+                top1=means["top1"],
+                top5=means.get("top5"),
+                loss=means["loss"],
                 images=sums.count,
-                **{"top5": None, **sums.means()},
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
                 multiply_adds=counts.get(size),
