@@ -165,7 +165,7 @@ def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> 
         (twice.sub(r"\1 - \4, \2 less \3", text), *(cells.get((text, *place), "") for place in places))
         for text in texts
     ]
-    return markdown([("contrast", *titles), *table])
+    return markdown([("contrast", *titles), *table]) if table else ""
 
 
 def beyond_text(name: str, registry: Registry) -> str:

@@ -130,8 +130,6 @@ def _start(arguments: list[str]) -> TrainOptions:
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
     name, loaded = arguments[0], load_recipe(arguments[0])
-    if "--quick" in arguments:  # before the overrides, which take precedence
-        loaded = loaded.quick()
     about = {"__doc__": describe_recipe(name) or TrainOptions.__doc__}  # for the help
     options: TrainOptions = parse_recipe(
         type("TrainOptions", (TrainOptions,), about), loaded, arguments[1:], f"train {name}"

@@ -122,7 +122,7 @@ def _fit(
     progress: bool,
 ) -> None:
     """Train the epochs that are left."""
-    recipe, training = task.recipe, Training(fabric, task, model, batches)
+    recipe, training = task.recipe, Training(fabric, task, model, batches, history.say)
     epochs, seconds = recipe.epochs + recipe.cooldown_epochs, 0.0
     if (last := run.last) is not None:
         state = resumable_state(last, recipe)

@@ -36,7 +36,7 @@ from graticule.registry.specs import Spec
 #: Fields that a resumed run may change, since they do not change its result.
 RUNTIME_FIELDS = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
-    *("keep", "checkpoint_steps", "data_root", "strategy"),
+    *("keep", "checkpoint_steps", "data_root", "strategy", "cuda_graph"),
 )
 
 #: Optimizers of timm and the joining that need no check.
@@ -148,6 +148,9 @@ class TrainingRecipe:
     """recompute the activations of blocks in the backward pass instead of storing them"""
     compile: Flag = False
     """compile the model with torch.compile"""
+    cuda_graph: Flag = True
+    """on one GPU, capture a training step as a CUDA graph and replay it, if the task, model and optimizer allow it;
+    log.txt says why if they do not"""
     keep: Count = 1
     """number of last checkpoints that are kept, besides the best"""
     checkpoint_steps: Count | None = None
