@@ -171,4 +171,4 @@ def test_windows_are_evaluated(kind, rich, tmp_path, capsys):
     code, out, err = run_command(capsys, "evaluate", rich.folder, "--window", "64", "--output", tmp_path)
     assert code == 0 and " 96x96 in 64/42 " in out and "*" not in out.splitlines()[2], err
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
-    assert (record["window"], record["stride"]) == (64, 42)
+    assert (record["window"], record["stride"]) == (64, 42) and 0 <= record["accuracy"] <= 100
