@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import pandas as pd
 
 from graticule.registry.fields import check_value
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Record = TypeVar("Record", bound="DataclassInstance")
+Record = TypeVar("Record")
 
 
 def csv_of_records(kind: type[Any], records: Iterable[Any]) -> str:
     """Return instances of a dataclass as CSV, one line each."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in dataclasses.fields(kind))
-    writer.writerows(map(dataclasses.astuple, records))
-    return text.getvalue()
+    names = [field.name for field in dataclasses.fields(kind)]
+    return pd.DataFrame(map(dataclasses.astuple, records), columns=names).to_csv(
+        index=False, lineterminator="\n", na_rep="nan"
+    )
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """Read a CSV file with a column per field of the dataclass `kind`; an absent file has no records."""
-    names = [field.name for field in dataclasses.fields(kind)]
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    if header != names:
-        wrong = f"must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}"
-        raise ValueError(f"{path} {wrong}; restore it, or move it away.")
+    rows, names = pd.read_csv(path, dtype=str, keep_default_na=False), [*kind.__annotations__]
+    if [*rows] != names:
+        raise ValueError(f"{path} must have the columns {', '.join(names)}, got {', '.join(rows)}; restore it.")
     return [
-        check_value(kind, dict(zip(names, cells, strict=True)), f"{path} is damaged: line {number}")
-        for number, cells in enumerate(rows, 2)
+        check_value(kind, values, f"{path} is damaged: line {number}")
+        for number, values in enumerate(rows.to_dict("records"), 2)
     ]

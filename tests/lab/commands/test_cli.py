@@ -183,7 +183,7 @@ def test_compare_makes_one_table_and_resumes_where_it_stopped(capsys, tmp_path, 
     command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
     command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
     code, out, _ = run_command(capsys, *command, "--list")
-    assert code == 0 and out.splitlines()[-1].endswith("0 of 4 finished    unknown") and not list(tmp_path.iterdir())
+    assert code == 0 and out.splitlines()[-1].endswith("new") and not list(tmp_path.iterdir())
     code, out, _ = run_command(capsys, *command)
     assert code == 0 and "joining=lape(layers=3)" in out
     comparison = json.loads((tmp_path / "comparison.json").read_text())

@@ -165,11 +165,6 @@ def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_p
     assert torch.equal(image_folder.test_images((28, 44), range(5))[0], expected)
 
 
-def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained):
-    images = trained.task().images(trained.described())
-    assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
-
-
 def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_path, capsys):
     image_folder, gone = trained.recipe().data_root / "train", moved(trained, tmp_path / "gone", tmp_path / "run")
     file = next(image_folder.rglob("*.JPEG"))
@@ -256,12 +251,3 @@ def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     folder = moved(trained, root, tmp_path / "run")
     code, _, err = run_command(capsys, "train", "--resume", folder)
     assert code == 1 and err.count("test has 6 examples, and had 6 others") == 1
-
-
-def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
-    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
-    before = graticule.load(sources["published"])
-    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
-        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
-            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
-        assert after.img_size == before.img_size == (8, 8)

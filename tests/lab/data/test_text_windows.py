@@ -117,12 +117,6 @@ def test_decoding_inverts_encoding_for_any_text():
         assert len(tokens) == len(text.encode())
 
 
-def test_bytes_are_their_own_tokens():
-    text = "AÄ\n"
-    assert ByteTokenizer().encode(text).tolist() == [65, 0xC3, 0x84, 10]
-    assert ByteTokenizer().vocab_size == 257 and ByteTokenizer().end == 256
-
-
 def test_the_end_of_a_document_comes_after_each():
     documents = ["One.", "", "Zwölf."]
     stream = TOKENIZER.stream(documents)

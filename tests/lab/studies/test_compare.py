@@ -8,10 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from pandas import DataFrame
 
-from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.comparison import _at_conditions, compare, recipe_hash, run_hash
 from graticule.lab.studies.plan import plan, planned_rows
 from graticule.lab.studies.results import Results
@@ -20,7 +18,7 @@ from graticule.lab.tasks.options import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import build_data, build_model
+from graticule.lab.training.task import build_data
 from image_files import write_folder
 
 
@@ -136,16 +134,6 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
     rows = results(many).findings(results(many).tests())
     assert rows[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
     assert rows[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
-
-
-def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
-    models = []
-    for joining in ("default", "lape"):
-        torch.manual_seed(3)
-        models.append(build_model(small(joining=joining), num_classes=10, channels=1))
-    default, lape = (dict(model.named_parameters()) for model in models)
-    assert default.keys() < lape.keys()
-    assert all(torch.equal(default[name], lape[name]) for name in default)
 
 
 def test_choices_and_seeds_are_refused_before_any_work(tmp_path):
@@ -266,12 +254,6 @@ def test_the_plan_tells_the_state_of_each_run(folder):
     shutil.rmtree(runs[0].folder)
     (runs[1].folder / "result.json").unlink()
     assert [row[-1] for row in planned_rows(runs)[1:]] == ["new", "started", "finished", "finished"]
-
-
-@pytest.mark.parametrize(("wrong", "message"), [({}, "must have a value"), ({"a": []}, "must have a value")])
-def test_a_plot_of_no_scores_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        score_plot(wrong, "top-1")
 
 
 @pytest.mark.usefixtures("quick_figures")

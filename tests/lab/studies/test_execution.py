@@ -10,10 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children
 
 import pytest
-import torch
 
 import graticule.lab.studies.execution as module
-from forked import forked
 from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import OUTPUT, executor_of, train_job, train_runs
 from graticule.lab.studies.plan import plan
@@ -157,37 +155,12 @@ def test_a_run_that_another_process_trains_is_not_trained(tmp_path):
             train_job(run.recipe.to_dict(), str(run.folder), [])
 
 
-def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tmp_path, monkeypatch):
-    def two_runs():
-        signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-        (tmp_path / "begun").touch()
-        time.sleep(60)
-
-    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda *_: Idle())
-    with pytest.raises(KeyboardInterrupt), executor_of("local:1"):
-        process = forked(two_runs)
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-    assert process.exitcode == -signal.SIGTERM
-
-
-class Idle(Executor):
-    pass
-
-
 def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data):
     plugin = tmp_path / "broken.py"
     plugin.write_text("raise RuntimeError('imported')")
     run = plan(CHOICES, [0], tmp_path)[0]
     with pytest.raises(ValueError, match="imported"):
         train_job(run.recipe.to_dict(), str(run.folder), [str(plugin)])
-
-
-@pytest.mark.slow
-def test_a_local_process_has_one_thread():
-    with executor_of("local:1") as pool:
-        assert pool.submit(torch.get_num_threads).result() == 1
 
 
 def test_unknown_executors_are_refused():

@@ -165,16 +165,9 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path_factory, text):
         (b'{"recipe": {\n"epochs": 3,', "line 2"),
         (b"\xff\xfe\x80", "must be JSON"),
         (b"[]", "it must be a valid dictionary, got []"),
-        (b"{}", "`recipe` must be given"),
-        (b'{"recipe": 3}', "`recipe` must be a valid dictionary, got 3"),
         (b'{"recipe": {}}', "`recipe.epochs` must be given"),
         (b'{"recipe": {"epochs": "ten"}}', "`recipe.epochs` must be a valid integer, got 'ten'"),
-        (b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}', "`recipe.cooldown_epochs` must be a valid integer"),
-        (b'{"recipe": {"epochs": 1e30}}', "`recipe.epochs` must be a valid integer, got 1e+30"),
-        (b'{"recipe": {"epochs": 100001}}', "`recipe.epochs` must be at most 100000, got 100001"),
-        (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 levels deep"),
         (b" " * (5 << 20) + b"{}", "must have at most"),
-        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, message):
@@ -192,13 +185,6 @@ def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
     assert re.search(
         r"No such file.*recipe\.json'; .*metrics\.csv must be a plain file, got a folder", summarize(folder).damage
     )
-
-
-def test_a_recipe_of_another_version_is_read(tmp_path):
-    folder = write_run(tmp_path / "run")
-    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit", "invented_later": 1}}')
-    summary = summarize(folder)
-    assert (summary.recipe["invented_later"], summary.epochs, summary.state) == (1, 7, "no epoch yet")
 
 
 # Following runs

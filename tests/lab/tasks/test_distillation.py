@@ -21,7 +21,6 @@ from graticule.lab.training.task import build_model
 from in_turn import in_turn
 
 COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
-COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LN2, LN3 = math.log(2), math.log(3)
 #: A student of every kind, by the input of its classifier.
@@ -201,17 +200,6 @@ def test_a_run_as_teacher_receives_its_own_size_and_normalization(teacher_run):
     images, _ = teacher_run.data().test_images((32, 32), range(4))
     with torch.no_grad():
         assert torch.equal(teacher(images), teacher_run.model()(images))
-
-
-def test_a_named_teacher_equals_the_model_of_timm(convnet, tmp_path):
-    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), COLOURS_OF_TEN, (64, 48))
-    model = timm.create_model("test_resnet", num_classes=10)
-    model.load_state_dict(read_checkpoint(convnet)["model"])
-    assert teacher.size == tuple(model.pretrained_cfg["input_size"][1:]) == (160, 160)
-    raw = torch.rand(2, 3, 160, 160)
-    with torch.no_grad():
-        logits = model.eval()((raw - 0.5) / 0.5)
-    torch.testing.assert_close(teacher(normalized(raw, COLOURS.mean, COLOURS.std)), logits, atol=1e-4, rtol=1e-4)
 
 
 # Mistakes

@@ -55,15 +55,6 @@ def test_tokens_of_a_crop_before_the_first_layer_are_those_of_the_whole_image(da
         torch.testing.assert_close(part.unflatten(1, (3, 5)), full.unflatten(1, (7, 7))[:, 2:5, 1:6])
 
 
-def test_a_crop_without_position_is_the_image_of_its_size(data):
-    backbone = model("none")
-    (told,) = scores(backbone, data, (20, 20))
-    with torch.no_grad():
-        batches = data.eval_dataloader(FULL)
-        right = [(backbone(images[..., 4:24, 4:24]).argmax(1) == labels).double() for images, labels in batches]
-    assert told.top1 == pytest.approx(100 * float(torch.cat(right).mean()))
-
-
 def test_an_encoding_that_cannot_encode_a_crop_is_not_told_and_the_others_are(data):
     told = {
         name: scores(model(name), data, (20, 16))[0].placed for name in ("none", "learnable", "rope", "shaw", "peg")

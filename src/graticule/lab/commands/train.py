@@ -134,12 +134,6 @@ def _start(arguments: list[str]) -> TrainOptions:
     options: TrainOptions = parse_recipe(
         type("TrainOptions", (TrainOptions,), about), loaded, arguments[1:], f"train {name}"
     )
-    if name not in list_recipes() and RunFolder(Path(name)).recipe_file.is_file():
-        from graticule.lab.training.run import Run
-
-        if changed := Run.open(name).changed_surroundings():
-            texts = printable(f"those of {name}: {', '.join(changed)}")
-            print(f"graticule: warning: the weights may differ from {texts}.", file=sys.stderr)
     return with_folder(options, Path(name).stem)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import platform
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,16 +116,6 @@ class Run(RunFolder):
                 f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
                 f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
             )
-
-    def changed_surroundings(self) -> list[str]:
-        """List the changed versions and numbers of threads, such as 'threads 2 where the run had 4'."""
-        recorded: Mapping[str, Any] = self._described()
-        return [
-            f"{name} {value} where the run had {recorded[part][name]}"
-            for part, values in surroundings().items()
-            for name, value in values.items()
-            if name in recorded.get(part, {}) and recorded[part][name] != value
-        ]
 
     def check_data(self, data: Any) -> None:
         """Check that a run in this folder was trained on `data`, as far as it recorded that."""
