@@ -29,7 +29,7 @@ _DROPPED = re.compile(r"\.B\.|text_embed|mask_token|lm_head|local_cls_norm|proje
 
 
 def rename_start(name: str, start: str, other: str) -> str:
-    """Replace the first components of a name if they are those of `start`, in which * is any one component.
+    """Replace the first components of a name if they equal `start`, in which * is any one component.
 
     >>> rename_start("blocks.3.mlp.fc1.weight", "blocks.*.mlp", "blocks.*.leff"), rename_start("mlps.0", "mlp", "leff")
     ('blocks.3.leff.fc1.weight', 'mlps.0')
@@ -114,7 +114,7 @@ def rename_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in [
         name for name in state if name.endswith("attn.qkv.bias") and name.replace("qkv.bias", "logit_scale") in state
     ]:
-        start = name.removesuffix("qkv.bias")  # of Swin V2, which sets those of the keys to zero
+        start = name.removesuffix("qkv.bias")  # of Swin V2, which sets the keys' bias to zero
         bias = state.pop(name)
         state[f"{start}q_bias"], _, state[f"{start}v_bias"] = bias.chunk(3)
     return state
@@ -123,7 +123,7 @@ def rename_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 class FileTensors(NamedTuple):
     """Tensors of a file under the names of a model, their names in the file, and those that are outside of the model.
 
-    `metadata` is that of the file, with the names of the model; `prefix` is that of the model in a larger file.
+    `metadata` comes from the file, with the names of the model; `prefix` is the model's prefix in a larger file.
     """
 
     tensors: dict[str, Any]
@@ -164,7 +164,7 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     return FileTensors(renamed(layout, rename), sources, unused, metadata, prefix)
 
 
-#: Names in BEiT and timm of a relative bias of all blocks, and of that of a block.
+#: Names in BEiT and timm of a relative bias of all blocks, and of one block.
 SHARED_BIAS = re.compile(r"(?:rel_pos_bias|shared_rel_pos)\.(.+)")
 _BLOCK_BIAS = re.compile(r"blocks\.\d+\.attn\.(?:rel_pos\.)?(.+)")
 

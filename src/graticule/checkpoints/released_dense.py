@@ -77,7 +77,7 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
 
 
 def rename_state(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a published state dict under our names, except those of the backbone, which its family renames.
+    """Return a published state dict under our names, except for the backbone, which its family renames.
 
     Args:
         published: the state dict.

@@ -128,7 +128,7 @@ def transfer(
     """Load all tensors of the checkpoint `source` that fit into `model`, and return a report.
 
     The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
-    joining; names are those of `load_checkpoint`. A tensor with the same name and shape is loaded. Others are converted
+    joining; `load_checkpoint` states the names. A tensor with the same name and shape is loaded. Others are converted
     where possible:
 
     - Position parameters of another grid or window are resampled. Rows of prefix tokens are matched by token: rows that
@@ -208,7 +208,7 @@ def transfer(
 
 
 def _tables(position: Any) -> dict[str, str]:
-    """Map published names of tables to those of the first layer's table of each stage.
+    """Map published names of tables to the names of the first layer's table of each stage.
 
     A checkpoint may have one table where the model has one per layer, and vice versa.
     """
@@ -334,7 +334,7 @@ class Fitting:
     def _table(
         self, encoding: AbsoluteEncoding, value: Tensor, shape: tuple[int, int] | None
     ) -> tuple[Tensor, str, str] | None:
-        """Resample the rows of patches, and match those of prefix tokens by name."""
+        """Resample the rows of patches, and match the rows of prefix tokens by name."""
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return None
         rows = value.reshape(-1, encoding.dim)

@@ -268,7 +268,7 @@ class Tiled(Resampler):
 
 @register_resampler("clamped")
 class Clamped(Resampler):
-    """Keeps the value of every displacement in patches; those beyond the table have that of its border."""
+    """Keeps the value of every displacement in patches; values beyond the table equal its border."""
 
     takes = frozenset({"displacements"})
 

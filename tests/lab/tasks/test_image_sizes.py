@@ -99,7 +99,7 @@ def test_evaluate_and_compare_take_crops_no_larger_than_the_training(capsys, tin
     at_28, at_20 = json.loads((tmp_path / "evaluation.json").read_text())
     assert at_28["placed"] is None and at_20["placed"] is False and at_20["mode"] == "crop"
     code, _, err = run_command(capsys, *command, "--sizes", 36)
-    assert code == 1 and "`sizes` of crops must be at most that of the training, 28 x 28" in err
+    assert code == 1 and "`sizes` of crops must be at most the training size, 28 x 28" in err
     compare = ["compare", "digits_quick", "--choices", "encoding=none", "--output", tmp_path / "c", "--mode", "crop"]
     code, _, err = run_command(capsys, *compare, "--sizes", 36)
     assert code == 1 and "of crops" in err and not (tmp_path / "c").exists()

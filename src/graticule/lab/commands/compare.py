@@ -44,7 +44,7 @@ class CompareOptions(JsonOutput):
     sizes: list[str] = field(default_factory=list)
     """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
+    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop uses the middle"""
     list_: bool = False
     """list the runs with their states and an estimate of the remaining time, and train nothing"""
     on: Rare[str] = "here"

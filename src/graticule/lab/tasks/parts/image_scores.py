@@ -1,4 +1,4 @@
-"""Accuracy and cost at any image size, including those of no training."""
+"""Accuracy and cost at any image size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 
-#: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
+#: Ways to make test images of another size than the training size: scaled, at the same scale on a larger canvas, or
 #: cropped.
 Mode = Literal["zoom", "canvas", "crop"]
 
@@ -65,7 +65,7 @@ def check_crop(size: Size, trained: Size) -> None:
     """Check that images of `trained` = (height, width) can be cropped to `size`, in pixels."""
     if size[0] > trained[0] or size[1] > trained[1]:
         raise ValueError(
-            f"`sizes` of crops must be at most that of the training, {trained[0]} x {trained[1]}, on both sides, "
+            f"`sizes` of crops must be at most the training size, {trained[0]} x {trained[1]}, on both sides, "
             f"got {size[0]} x {size[1]}; canvas keeps the scale of the content on larger images."
         )
 
@@ -124,8 +124,8 @@ def evaluate(
     this part of the whole image if the encoding can encode it (`Score.placed`).
 
     Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
-    unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
-    a full batch, without reading; measuring them takes half a second per size. `real` is the path of the labels of
+    unless it depends on the image; the model is unchanged afterwards. Speed and memory are measured in the forward pass
+    of a full batch, without reading; measuring them takes half a second per size. `real` is the path of the labels of
     `Score.real` (`read_real`).
 
     Raises:
