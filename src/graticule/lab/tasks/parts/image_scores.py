@@ -108,10 +108,13 @@ def evaluate(
                 if real_labels is not None:
                     real_labels.add_result(logits)
             assert first is not None  # `data` raises if there are no test images
+            means = sums.means()
             score = Score(
-                size=size,
-                images=sums.count,
-                **{"top5": None, **sums.means()},
+                size,
+                means["top1"],
+                means.get("top5"),
+                means["loss"],
+                sums.count,
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 multiply_adds=counts.get(size),
             )
