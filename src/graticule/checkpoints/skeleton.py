@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leave tensors unchanged in place whose elements are one number, which is that of parameters of a skeleton."""
+    """Leave tensors unchanged whose elements are all one number, as the parameters of a skeleton are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -166,7 +166,7 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
 def code_of(model: nn.Module) -> Iterator[Difference]:
     """Yield hooks, and functions that instances, classes or modules have instead of those that they are defined with.
 
-    Those are left out that only record outputs, and in a model of this library those of this library.
+    Leaves out hooks that only record outputs and, in a model of this library, its own hooks.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
     for kind in _HOOKS:

@@ -81,8 +81,11 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     if described.quantization_config is not None:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
     there = with_weights(transformers, kind, weights)
-    model = converted_or_itself(there, config.parent)
     settings: Any = there.config
+    size = next((sizes_of(part)[0][-2:] for part in encoders_of([settings])), None)
+    if size is not None and size[0] != size[1]:
+        resize_in_place(there)  # whose grids its class reads as squares
+    model = converted_or_itself(there, config.parent)
     outputs = getattr(settings, "out_features", None)
     if model is not there and outputs and outputs != settings.stage_names[-1:]:
         indices = [index - 1 for index in settings.out_indices if index > 0]
@@ -91,14 +94,11 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
             f"forward_intermediates(images, indices={indices}) does, without the stem.",
             stacklevel=2,
         )
-    size = next((sizes_of(part)[0][-2:] for part in encoders_of([settings])), None)
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(transformers, preprocessor, size))
     if model is there and size is not None:
         untyped: Any = model
         untyped.pretrained_cfg = {**untyped.pretrained_cfg, "input_size": (image_channels(model), *size)}
-        if size[0] != size[1]:
-            resize_in_place(model)  # whose grids its class reads as squares
     return model
 
 

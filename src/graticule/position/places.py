@@ -119,8 +119,8 @@ class TokenCoordinates(ABC):
 class Points(TokenCoordinates):
     """`prefix` tokens, then tokens at any coordinates: merged or irregular tokens, sensors, tiles of a map.
 
-    They have no order and no neighbors, so only encodings that are functions of coordinates take them. An encoding is
-    built for a grid: it has the coordinates of this grid, and their range if they are relative ('separate', 'unit').
+    Points have no order and no neighbors, so only encodings that are functions of coordinates take them. The encoding
+    is built for a grid, whose coordinates it uses, and their range if they are relative ('separate', 'unit').
 
     Args:
         places: the coordinates, (N, axes), or (B, N, axes) for other points of each sample, in patches of the grid, or

@@ -307,7 +307,7 @@ class NoEncoding(Encoding):
 
 
 class PositionBuilder(Protocol):
-    """Builds the position of a backbone from the sizes of the backbone."""
+    """Builds the position module of a backbone from its sizes."""
 
     def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
         """Build the position for `depth` layers of `num_heads` heads or groups, and tokens of `dim` channels on `grid`.

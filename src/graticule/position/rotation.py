@@ -164,7 +164,7 @@ class PatchRotation(NamedTuple):
         return first, second
 
     def take(self, tokens: Index) -> PatchRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n), the first of which must be the prefix."""
+        """Return the rotation of the tokens with these indices, (n,) or (B, n); the prefix must come first."""
         if isinstance(tokens, slice):
             patches = slice(*(max(end - self.prefix, 0) for end in (tokens.start, tokens.stop)))
             return PatchRotation(self.rotation.take(patches), max(self.prefix - tokens.start, 0))

@@ -374,7 +374,6 @@ REFUSED = {
         ("--encoding ggqpe(biass=False)", "did you mean 'bias'"),
         ("--encoding ggqpe(form='beta')", "gamma_gamma_t"),
         ("--train-share 0", "`train_share` must be greater than 0"),
-        ("--share-seed -1", "`share_seed` must be at least 0"),
     ],
 }
 

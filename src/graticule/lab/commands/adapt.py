@@ -23,7 +23,7 @@ class AdaptOptions(TrainOptions):
         graticule adapt FOLDER --joining lape --images FOLDER --output RUN
 
     The model learns the tokens that it had before, on images without labels. The run, which graticule train resumes,
-    has certificate.json, curve.png and the folder `published`.
+    has certificate.json and the folder `published`.
     """
 
     trained: Positional[str]

@@ -46,7 +46,7 @@ class CompareOptions(JsonOutput):
     mode: Literal["zoom", "canvas"] = "zoom"
     """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, or crops it"""
     list_: bool = False
-    """list the runs with their states and an estimate of the remaining time, and train nothing"""
+    """list the runs with their states, and train nothing"""
     on: Rare[str] = "here"
     """where the runs are trained: here; local:N, in N processes of one thread each; dask:ADDRESS, in a cluster"""
     quick: bool = False

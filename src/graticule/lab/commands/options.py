@@ -173,7 +173,7 @@ def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
         shorter = warmup * epochs // recipe.epochs
         text = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
         print(text, file=sys.stderr)
-        recipe = dataclasses.replace(recipe, warmup_epochs=shorter, warmup_prefix=recipe.warmup_prefix and shorter > 0)
+        recipe = dataclasses.replace(recipe, warmup_epochs=shorter)
     if "decay_epochs" not in names and 0 < epochs <= max(decays, default=0):
         earlier = tuple(sorted({at * epochs // recipe.epochs for at in decays} - {0}))
         before, after = (", ".join(map(str, at)) or "none" for at in (decays, earlier))

@@ -34,10 +34,9 @@ of yours with a function recipe(). --plugin FILE ... loads your Python files,
 which register encodings, recipes, ...
 
 On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits
-with 75 (or the value of the environment variable GRATICULE_REQUEUE_CODE), for
-the scheduler to queue it again; with --output and --auto-resume the same
-command then resumes it. Several machines: the same command on each, by torchrun
-or SLURM.
+with 75, for the scheduler to queue it again; with --output and --auto-resume
+the same command then resumes it. Several machines: the same command on each, by
+torchrun or SLURM.
 """
 
 

@@ -110,11 +110,11 @@ def evaluate(
             assert first is not None  # `data` raises if there are no test images
             means = sums.means()
             score = Score(
-                size,
-                means["top1"],
-                means.get("top5"),
-                means["loss"],
-                sums.count,
+                size=size,
+                top1=means["top1"],
+                top5=means.get("top5"),
+                loss=means["loss"],
+                images=sums.count,
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 multiply_adds=counts.get(size),
             )
