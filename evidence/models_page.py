@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 import graticule
 from graticule.analysis.audit import audit
-from graticule.external.images import call, image_size, own_patch_size, set_input_size
+from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
@@ -294,7 +294,7 @@ class Operations:
 
     def expected(self, shape: tuple[int, ...], images: Tensor) -> list[Tensor] | None:
         """Return what the model itself computes at a size, or timm's `set_input_size` makes of it; None if neither."""
-        for prepare in (lambda _: None, lambda model: set_input_size(model, shape)):
+        for prepare in (lambda _: None, lambda model: model.set_input_size(img_size=shape)):
             model = copy.deepcopy(self.model)  # which may change its windows for the size
             try:
                 prepare(model)
@@ -441,7 +441,7 @@ def main() -> None:
     if unknown := requested - {"timm", "transformers", *MODELS}:
         parser.error(f"`--measure` must name timm, transformers or models of small_models.csv, got {unknown}")
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    measured = {row.name for row in read_records(DATA, Row) if row.date == today and not options.only}
+    measured = {row.name for row in read_records(DATA, Row) if row.date == today}
     names = [name for name, cells in MODELS.items() if cells["library"] in requested and name not in measured]
     record([*names, *(name for name in MODELS if name in requested)], options.only)
     rows = read_records(DATA, Row)

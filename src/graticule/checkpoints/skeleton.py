@@ -37,7 +37,7 @@ _FREE = {
 _SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
-_HOOKS = (
+HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_state_dict_pre_hooks", "_state_dict_hooks"),
 )
@@ -169,13 +169,13 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
     Those are left out that only record outputs, and in a model of this library those of this library.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
-    for kind in _HOOKS:
+    for kind in HOOKS:
         for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
             yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
     yield from _replaced_code(model)
     for name, part in model.named_modules():
         start = f"{name}." if name else ""
-        entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
+        entries = [(kind, hook, EMPTY) for kind in HOOKS for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
                 entries.append((key, value, OF_CLASS))
