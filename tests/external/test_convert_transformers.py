@@ -293,7 +293,10 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
         with torch.no_grad():
             torch.testing.assert_close(outputs_of(there, x)[0], ours(x), rtol=0, atol=1e-5)
     assert graticule.convert(there).img_size == (32, 48)
-    with pytest.raises(ValueError, match="`model` must have images that VJEPA2Model can have, got 4 x 32 x 48: "):
+    with pytest.raises(
+        ValueError,
+        match="`model` must have images and patches that transformers' VJEPA2Model can be built for, got 4 x 3",
+    ):
         videos = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
         videos.set_input_size((4, 32, 48))
         graticule.to_transformers(videos)

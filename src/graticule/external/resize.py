@@ -20,7 +20,7 @@ from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
-from graticule.external.images import call, error_line, evaluating, image_channels, refused_size, without_values
+from graticule.external.images import call, evaluating, image_channels, refused_size, without_values
 from graticule.external.replay import replaying
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
@@ -39,6 +39,26 @@ _Changes = dict[str, tuple[Any, Any]]
 
 
 @LIBRARIES.register("transformers")
+def resize_parts(model: nn.Module, **sizes: Any) -> None:
+    """Resize a model of transformers, or those in a module of another library; see `resize_in_place`."""
+    parts = _outermost(model)
+    if parts != [model] and any(hasattr(part, "set_input_size") for part in model.modules()):
+        raise ValueError(
+            f"`model` must have models of one library, got {type(model).__name__} with some of timm and of "
+            "transformers; resize them one by one."
+        )
+    with restore_on_error(model, *configs_of(getattr(part, "config", None) for part in model.modules())):
+        for part in parts:
+            resize_in_place(part, **sizes)
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    """Return a model of transformers, or those in a module of another library that are within no other one."""
+    if hasattr(getattr(module, "config", None), "model_type") and type(module).__module__.startswith("transformers."):
+        return [module]
+    return [part for child in module.children() for part in _outermost(child)]
+
+
 def resize_in_place(
     model: Any, img_size: Any = None, resampler: Any = None, patch_size: Any = None, channels: int | None = None
 ) -> Any:
@@ -249,7 +269,7 @@ def _find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shap
 
 def _callable_parts(model: Any, image: Shape) -> list[Any]:
     """Return the model, or the encoders within it, that can be called with images of their size alone."""
-    names, reason = list(inspect.signature(model.forward).parameters), None
+    names, error = list(inspect.signature(model.forward).parameters), None
     if hasattr(model, "main_input_name") and (
         (names[:1] and names[0].startswith("pixel_values")) or "grid_thw" in names
     ):
@@ -257,13 +277,14 @@ def _callable_parts(model: Any, image: Shape) -> list[Any]:
         try:
             _run(model, images)
             return [model]
-        except Exception as error:  # SAM needs points, its encoder does not
-            reason = error_line(error)
+        except Exception as raised:  # SAM needs points, its encoder does not
+            error = raised
     parts = [part for child in model.children() for part in _callable_parts(child, image)]
-    if reason is not None and not parts:
+    if error is not None and not parts:
         raise ValueError(
-            f"`model` must run on images of its size, {by(image)}, to be resized, got {type(model).__name__}: {reason}"
-        )
+            f"`model` must run on images of its size, {by(image)}, alone to be resized, got {type(model).__name__}, "
+            "whose forward pass fails on them."
+        ) from error
     return parts
 
 
