@@ -173,6 +173,11 @@ REFUSED = [
     ),
     (changed(VIT, quantize), "`model` must have weights in floating point, got a quantized one"),
     (changed(VIT, attribute("config.quantization_config", {"bits": 4})), "`config.quantization_config` of V"),
+    (changed(VIT, attribute("config.return_dict", False)), "`config.return_dict` of ViTModel must be True"),
+    (
+        changed(partial(build, "BeitModel", SMALL), attribute("layers.1.drop_path.drop_prob", 0.5)),
+        "but layers.1.drop_path.drop_prob is 0.5, not 0.1; convert",
+    ),
     (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "follows from config.hidden_dropout_prob = 0.5;"),
     (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU, which follows from config.hidden_act = 'relu', "),
     (

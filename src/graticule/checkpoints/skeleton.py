@@ -108,7 +108,8 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
         advice: what to do, for the error.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
-    for place, actual, expected in differences(model, skeleton):
+    others = list(differences(model, skeleton))
+    for place, actual, expected in [_first_of_list(model, others)] if others else []:
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
             f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
@@ -120,6 +121,19 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
                 f"`model` must be in one mode, but {place} is in {modes[0]} mode and the {kind} in {modes[1]} mode; "
                 "call model.eval() or model.train() first."
             )
+
+
+def _first_of_list(model: nn.Module, others: list[Difference]) -> Difference:
+    """Return the first difference; of the block that a skeleton is read from, if all other blocks differ from that."""
+    place, actual, expected = others[0]
+    for index in re.finditer(r"(?<![^.])\d+(?![^.])", place):
+        start, end = place[: index.start()], place[index.end() :]
+        same = {f"{start}{n}{end}" for n, _ in enumerate(model.get_submodule(start.rstrip(".")).children())}
+        if len(same) > 2 and {other.place for other in others if other[1:] == (actual, expected)} & same == same - {
+            f"{start}0{end}"
+        }:
+            return Difference(f"{start}0{end}", expected, f"{actual} as in the others")
+    return others[0]
 
 
 def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
@@ -243,7 +257,15 @@ def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
     starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
     inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
     reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
-    equal = [{name: value for name, value in read.items() if _text(value) == expected} for read in reads]
+    words = set(re.split(r"[._]", place))
+    equal = [
+        {
+            name: value
+            for name, value in read.items()
+            if _text(value) == expected and words & set(re.split(r"[._]", name))
+        }
+        for read in reads
+    ]
     values = next(filter(None, equal), reads[0])
     options = inspect.signature(inits[0]).parameters
     for name, option in options.items() if owner and leaf not in options else ():

@@ -132,8 +132,9 @@ def read(model: nn.Module) -> Conversion:
 
 def _built_by_config(model: Any) -> nn.Module:
     """Build the skeleton of a model of transformers; Swin makes its windows smaller in the first pass."""
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise refuse(model, "config.quantization_config", model.config.quantization_config, "must be None")
+    for name, value in (("quantization_config", None), ("return_dict", True)):
+        if (actual := getattr(model.config, name, value)) != value:
+            raise refuse(model, f"config.{name}", actual, f"must be {value}")
     skeleton = build_empty(model, model.config)
     parts = dict(model.named_modules())
     for name, part in skeleton.named_modules():
