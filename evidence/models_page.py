@@ -44,8 +44,8 @@ from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
 DATA = Path(__file__).with_name("models.csv")
-#: Bytes of memory of a process, and the number of models that it measures.
-MEMORY, SLICE = 4 * 2**30, 12
+#: Bytes of memory of a process, and the number of models that two processes measure.
+MEMORY, SLICE = 4 * 2**30, 24
 #: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
 with Path(__file__).with_name("small_models.csv").open(encoding="utf-8") as _file:
@@ -413,11 +413,13 @@ def record(names: list[str], only: list[str]) -> None:
     """Measure models in processes of a few each, two at a time, and store each row at once."""
     rows = {row.name: row for row in read_records(DATA, Row)}
     context, limit = multiprocessing.get_context("spawn"), (resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    with ProcessPoolExecutor(2, context, resource.setrlimit, limit, max_tasks_per_child=SLICE) as pool:
-        for row in pool.map(measure, names, [only] * len(names), map(rows.get, names)):
-            rows |= {row.name: row} if row else {}
-            ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
-            write_text(DATA, csv_of_records(Row, ordered))
+    for start in range(0, len(names), SLICE):  # `max_tasks_per_child` of Python 3.11 can stop for ever
+        with ProcessPoolExecutor(2, context, resource.setrlimit, limit) as pool:
+            part = names[start : start + SLICE]
+            for row in pool.map(measure, part, [only] * len(part), map(rows.get, part)):
+                rows |= {row.name: row} if row else {}
+                ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
+                write_text(DATA, csv_of_records(Row, ordered))
 
 
 def table(rows: list[Row]) -> str:
