@@ -114,7 +114,8 @@ class Run(RunFolder):
         if others := self.recipe().differences(recipe):
             raise ValueError(
                 f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
-                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
+                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder, "
+                f"with --start-from {self.folder} if it shall have the weights of this run."
             )
 
     def check_data(self, data: Any) -> None:
