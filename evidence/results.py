@@ -21,9 +21,10 @@ from evidence.choices import CELLS, which_part, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
+from evidence.records import read_records
 from evidence.studies import Study, load, names, read_table
 from graticule.lab.studies.results import TRAINED, mean_table, provenance
-from graticule.lab.studies.tables import Rows, between, markdown, read_records
+from graticule.lab.studies.tables import Rows, between, markdown
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
 

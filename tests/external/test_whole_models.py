@@ -203,6 +203,20 @@ def test_the_head_of_a_depth_model_has_the_patches_of_its_encoder(name):
         assert model(**inputs((96, 128))).predicted_depth.shape == (1, 96, 128)
 
 
+@pytest.mark.parametrize("name", ["BeitModel", "Data2VecVisionModel"])
+@pytest.mark.filterwarnings("ignore:.*has a grid that is not square")
+def test_tables_that_transformers_reads_as_width_by_height_give_its_own_biases(name, tmp_path):
+    model = whole(name, **VIT, image_size=32, use_relative_position_bias=True, use_mean_pooling=False)
+    for size in ((32, 64), (64, 32), (16, 48)):
+        images = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            expected = model(images)[0]  # by the table of the last size, which it resamples itself
+            torch.testing.assert_close(graticule.resize(model, size)(images)[0], expected, rtol=0, atol=1e-5)
+        model.save_pretrained(tmp_path)
+        actual = graticule.load(tmp_path)(images)  # converted: tokens, or the class token
+        torch.testing.assert_close(actual, expected if actual.ndim == 3 else expected[:, 0], rtol=0, atol=1e-5)
+
+
 def test_sam_3_takes_images_that_are_not_square():
     model = graticule.resize(sam_3(32), (32, 64))
     assert model.config.vision_config.backbone_feature_sizes == [[16, 32], [8, 16], [4, 8]]

@@ -28,9 +28,10 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.encodings.forms.absolute import AbsoluteEncoding, FixedEncoding
+from graticule.position.grid_module import GridModule
 from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.position import ENCODINGS, Position
 from graticule.registry.checks import checked, printable
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec

@@ -187,7 +187,8 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
                 for hook in (getattr(parameter, kind, None) or {}).values():
                     yield Difference(f"{start}{key}.{kind}", _text(hook), EMPTY)
             for attribute in sorted(vars(parameter).keys() - _INTERNAL) if parameter is not None else ():
-                yield Difference(f"{start}{key}.{attribute}", _text(getattr(parameter, attribute)), OF_CLASS)
+                if not attribute.startswith("_dynamo"):  # notes of a compilation
+                    yield Difference(f"{start}{key}.{attribute}", _text(getattr(parameter, attribute)), OF_CLASS)
         for key in (*part._modules, *part._parameters, *part._buffers):
             if key in vars(part) or hasattr(type(part), key):  # which Python finds first
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")

@@ -34,8 +34,12 @@ def by(shape: Sequence[float]) -> str:
 def check_counts(name: str, counts: Sequence[Any], least: int) -> None:
     """Check that each of `counts` is a whole number, at least `least`; tensors without axes are, as in traces."""
     for count in counts:
-        is_index = hasattr(count, "__index__") and not getattr(count, "ndim", 0)
-        if isinstance(count, bool) or not is_index or "float" in str(getattr(count, "dtype", "")):
+        whole_number = isinstance(count, int) or (  # compilation asks a symbolic side for no other attribute
+            hasattr(count, "__index__")
+            and not getattr(count, "ndim", 0)
+            and "float" not in str(getattr(count, "dtype", ""))
+        )
+        if isinstance(count, bool) or not whole_number:
             raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
         if count < least:
             raise ValueError(f"`{name}` must be at least {least}, got {count}.")

@@ -21,8 +21,9 @@ from graticule.hub.config import for_channels, record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, GridModule
+from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.fields import Side, SmallCount

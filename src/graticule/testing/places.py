@@ -18,9 +18,10 @@ from graticule.external.table_grids import find_table
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Crop, Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.layer import FIELD_KINDS, LayerPosition
 from graticule.position.places import Points, Shape, by
-from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.position import ENCODINGS, Position
 from graticule.position.resampling import build_resampler
 from graticule.position.tokens import Subset
 from graticule.registry.plugins import describe_error

@@ -156,14 +156,14 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
 
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     encoding = "learnable + ggqpe(form='gamma', bias_start=0.5)"
-    typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
+    typed = ["--encoding", encoding, "--train-share", "0.5"]
     typed += ["--model-kwargs", "gate_norm=true", "embed_dim=16"]
     run = trained(tmp_path / "run", "digits_posmlp", *typed)
     written = json.loads(run.recipe_file.read_text())["recipe"]
     recipe = Recipe.from_dict(written)
     assert recipe == run.recipe() and recipe.to_dict() == written
     assert recipe.encoding == encoding
-    assert (recipe.train_share, recipe.share_seed) == (0.5, 3)
+    assert recipe.train_share == 0.5
     assert recipe.backbone_arguments() == {"gate_norm": True, "embed_dim": 16}
     assert run.model().embed_dims == (16, 32)
     capsys.readouterr()

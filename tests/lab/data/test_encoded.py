@@ -74,8 +74,6 @@ def test_an_image_of_another_scale_is_refused():
     for values, kind, message in (
         (GRAY.astype(np.float32), "TIFF", "8 or 16 bits per channel, got 32"),
         (GRAY.astype(np.int32), "TIFF", "8 or 16 bits per channel, got 32"),
-        ((GRAY * 64).astype(np.uint16), "PNG", "no value above 16383"),
-        ((GRAY * 16).astype(np.uint16), "TIFF", "no value above 16383"),
     ):
         with pytest.raises(ValueError, match=message):
             decode(encoded(values, kind))

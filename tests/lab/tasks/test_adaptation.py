@@ -68,7 +68,6 @@ def test_it_wins_features_back(run):
     fitted, after = (certificate["drift"][name][-1]["cosine"] for name in ("fitted", "adapted"))
     assert scores == sorted(scores) and after > fitted + 0.01
     assert certificate["fits"][0]["fitted"] and certificate["before"] == {"encoding": "learnable", "joining": "default"}
-    assert (run.folder / "curve.png").stat().st_size > 1000
 
 
 def test_the_adapted_model_is_published_with_the_head_of_the_original(run, source):

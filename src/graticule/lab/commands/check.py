@@ -64,8 +64,7 @@ def run(options: CheckOptions) -> int:
     for finding in findings:
         options.say(f"  {finding.check:{width}}  {finding.outcome:14}  {finding.detail}")
     options.say(", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "not applicable")))
-    records = [dataclasses.asdict(finding) for finding in findings]
-    options.finish({"target": options.target, "title": title, "findings": records})
+    options.finish({"target": options.target, "title": title, "findings": findings})
     return int("failed" in outcomes)
 
 

@@ -16,7 +16,7 @@ from pandas import DataFrame
 
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
-from graticule.lab.studies.results import TRAINED, UNPLACED, Results, place, supported_decimals
+from graticule.lab.studies.results import TRAINED, UNPLACED, Results, place
 from graticule.lab.tasks.parts.image_scores import Mode, evaluate
 from graticule.lab.training.recipe import RUNTIME_FIELDS, TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
@@ -65,11 +65,10 @@ def compare(
     first = next(iter(choices.values()))
     if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
         raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
-    parameters, examples = check_choices(runs, sizes=sizes, modes=(mode,))
+    parameters = check_choices(runs, sizes=sizes, modes=(mode,))
     train_runs(runs, executor, progress=progress)
     rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,))]
-    decimals = supported_decimals(first.metric, examples, len(seeds))
-    results = Results(choices, DataFrame(rows), folder, decimals, sizes, mode)
+    results = Results(choices, DataFrame(rows), folder, sizes, mode)
     results.write(folder)
     values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in choices.items()}
     common = {k: v for k, v in values[next(iter(values))].items() if all(of.get(k) == v for of in values.values())}

@@ -2,9 +2,6 @@ from .classification import Classification as Classification
 from .classification import class_names as class_names
 from .detection import Detection as Detection
 from .language import LanguageModeling as LanguageModeling
-from .language import TextEvaluation as TextEvaluation
-from .language import TextScore as TextScore
-from .language import evaluate_text as evaluate_text
 from .options import AdaptRecipe as AdaptRecipe
 from .options import DetectionRecipe as DetectionRecipe
 from .options import Distillation as Distillation

@@ -35,6 +35,10 @@ class Sums:
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + value.sum(dtype=exact_dtype(value.device))
 
+    def means(self) -> dict[str, float]:
+        """Return the mean of every value over the examples."""
+        return {name: float(value) / self.count for name, value in self.values.items()}
+
 
 def exact_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums: float64, or float32 on devices without it."""

@@ -20,7 +20,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
-from graticule.lab.training.validation import batch_results
+from graticule.lab.training.validation import Sums, batch_results
 from graticule.position.grid import Crop
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.fields import Whole, read_typed
@@ -136,7 +136,6 @@ def evaluate(
     if mode == "crop":
         for size in sizes:
             check_crop(size, data.size)
-    classes = data.info.num_classes
     was_training = model.training
     model.to(device)
     data.to(torch.device(device))
@@ -153,24 +152,22 @@ def evaluate(
         for size in sizes:
             cropped = mode == "crop" and size != data.size
             sized = (OnMiddle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
-            top1, top5, loss, count, first = 0, 0, 0.0, 0, None
+            sums, first = Sums(), None
             real_labels = None if real is None else read_real(real, data)
             compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
-                loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
-                count += len(labels)
-                top1 += int((logits.argmax(-1) == labels).sum())
-                top5 += int((logits.topk(min(5, classes)).indices == labels[:, None]).sum())
+                sums.add(image_scores(logits, labels, top5=data.info.num_classes > 5))
                 if real_labels is not None:
                     real_labels.add_result(logits)
             assert first is not None  # `data` raises if there are no test images
+            means = sums.means()
             score = Score(
                 size=size,
-                top1=100 * top1 / count,
-                top5=100 * top5 / count if classes > 5 else None,
-                loss=loss / count,
-                images=count,
+                top1=means["top1"],
+                top5=means.get("top5"),
+                loss=means["loss"],
+                images=sums.count,
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
                 multiply_adds=counts.get(size),
@@ -179,6 +176,21 @@ def evaluate(
             scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
+    return scores
+
+
+def image_scores(logits: Tensor, labels: Tensor, top5: bool = False) -> dict[str, Tensor]:
+    """Return the loss and the scores of images, (B,) each: 100 if the label is among the highest logits, else 0.
+
+    Args:
+        logits: (B, classes).
+        labels: (B,).
+        top5: whether also the five highest logits are looked at.
+    """
+    scores = {"loss": F.cross_entropy(logits.float(), labels, reduction="none")}
+    scores["top1"] = 100 * (logits.argmax(-1) == labels)
+    if top5:
+        scores["top5"] = 100 * (logits.topk(5).indices == labels[:, None]).any(-1)
     return scores
 
 
