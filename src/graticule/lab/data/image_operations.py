@@ -98,10 +98,10 @@ def gray(images: Tensor) -> Tensor:
 def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
     """Return first + factor (second - first), as `Image.blend` does in float32."""
     start = first.float()
-    return (start + _each(factor.float()) * (second.float() - start)).clamp_(0, 255).byte()
+    return (start + _per_image(factor.float()) * (second.float() - start)).clamp_(0, 255).byte()
 
 
-def _each(arguments: Tensor) -> Tensor:
+def _per_image(arguments: Tensor) -> Tensor:
     """Return arguments (n,) as (n, 1, 1, 1), one for each image."""
     return arguments[:, None, None, None]
 
@@ -109,7 +109,7 @@ def _each(arguments: Tensor) -> Tensor:
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Change the contrast around the mean luminance, as `ImageEnhance.Contrast` does."""
     mean = (gray(images).sum((1, 2, 3), dtype=torch.float64) / images[0, 0].numel() + 0.5).floor()
-    return blend(_each(mean), images, factor)
+    return blend(_per_image(mean), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -147,9 +147,9 @@ PIXEL_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "AutoContrast": auto_contrast,
     "Equalize": equalize,
     "Invert": lambda images, _: 255 - images,
-    "Posterize": lambda images, bits: images & _each(256 - 2 ** (8 - bits.int())).byte(),
-    "Solarize": lambda images, threshold: torch.where(images < _each(threshold), images, 255 - images),
-    "SolarizeAdd": lambda images, added: torch.where(images < 128, images + _each(added), images).clamp(max=255).byte(),
+    "Posterize": lambda images, bits: images & _per_image(256 - 2 ** (8 - bits.int())).byte(),
+    "Solarize": lambda images, threshold: torch.where(images < _per_image(threshold), images, 255 - images),
+    "SolarizeAdd": lambda images, added: torch.where(images < 128, images + _per_image(added), images).byte(),
     "Color": lambda images, factor: blend(gray(images), images, factor),
     "Contrast": contrast,
     "Brightness": lambda images, factor: blend(torch.zeros_like(images[:1]), images, factor),
