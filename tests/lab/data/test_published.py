@@ -11,6 +11,7 @@ import pytest
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from graticule.lab.data.registry import load_dataset
+from graticule.lab.training.run_folder import Preempted
 
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 PIXELS = np.arange(6 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(6, 28, 28)
@@ -84,6 +85,19 @@ def test_a_pickle_that_is_not_the_published_one_runs_no_code(tmp_path, file, mon
     with pytest.raises(FileNotFoundError, match=r"files of CIFAR10, .* not found or corrupted"):
         load_dataset("cifar10", "train", tmp_path)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("error", [Preempted, MemoryError])
+def test_what_interrupts_the_reading_is_no_damage(tmp_path, monkeypatch, error):
+    """A run that a signal stops while it reads its images is resumed; it is not told that they are damaged."""
+
+    def interrupted(*_):
+        raise error
+
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    monkeypatch.setattr(CIFAR10, "_load_meta", interrupted)
+    with pytest.raises(error):
+        load_dataset("cifar10", "train", tmp_path)
 
 
 def test_fashion_mnist_is_read_from_the_folder_of_torchvision(tmp_path, monkeypatch):
