@@ -127,7 +127,8 @@ class StepGraph:
 
 def obstacle(task: Task[Any, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, processes: int) -> str:
     """Return the reason why a step cannot be captured; an empty string if there is none."""
-    recipe, hooks = task.recipe, ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    recipe, kinds = task.recipe, ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = [hook for part in model.modules() for kind in kinds for hook in getattr(part, kind).values()]
     reasons = {
         f"{processes} processes share a step": processes > 1,
         f"a step has {recipe.accumulate} micro-batches": recipe.accumulate > 1,
@@ -137,7 +138,8 @@ def obstacle(task: Task[Any, Any], model: torch.nn.Module, optimizer: torch.opti
         f"the optimizer {recipe.optimizer} has no fused step": not isinstance(optimizer, _FUSED),
         "16-mixed precision clips gradients without a fused step": recipe.precision == "16-mixed"
         and recipe.clip_grad is not None,
-        "the model has hooks": any(getattr(part, name) for part in model.modules() for name in hooks),
+        # those of the library, such as the check of a grid, change nothing from step to step
+        "the model has hooks": any(not str(hook.__module__).startswith("graticule.") for hook in hooks),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
