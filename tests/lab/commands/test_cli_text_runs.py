@@ -43,7 +43,7 @@ def test_evaluate_gives_the_score_of_each_run_at_its_context(capsys, tmp_path, t
         assert record["score"] == pytest.approx(run.result()["last_bpb"], rel=1e-5)
         assert f"{record['score']:.3f}" in out
     err = refused(capsys, "evaluate", table_run.folder, "--sizes", 28)
-    assert "`sizes` must be left out with the task language, got ['28']; it is for" in err
+    assert "`sizes` must be left out with TextModule, which resizes nothing, got 28" in err
 
 
 # Training
