@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import shutil
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -284,21 +282,6 @@ def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
     file.write_text("recipe = 3\n")
     assert "recipe()" in refused(capsys, "train", file)
-
-
-def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, tmp_path, trained):
-    code, _, err = run_command(capsys, "train", trained.folder, "--output", tmp_path / "same", "--epochs", "1")
-    assert code == 0 and "warning" not in err
-    shutil.copytree(trained.folder, tmp_path / "first")
-    file = tmp_path / "first" / "recipe.json"
-    described = json.loads(file.read_text())
-    described["machine"]["threads"] = 999
-    described["versions"]["torch"] = "1.0"
-    file.write_text(json.dumps(described))
-    code, _, err = run_command(capsys, "train", tmp_path / "first", "--output", tmp_path / "again", "--epochs", "1")
-    assert code == 0
-    assert f"threads {torch.get_num_threads()} where the run had 999" in err
-    assert f"torch {version('torch')} where the run had 1.0" in err
 
 
 # Errors are named before any work
