@@ -294,8 +294,8 @@ class Operations:
         return None if are_same(actual, expected) else "other outputs"
 
     def expected(self, shape: tuple[int, ...], images: Tensor) -> list[Tensor] | None:
-        """Return what the model itself computes at a size, or timm's `set_input_size` makes of it; None if neither."""
-        for prepare in (lambda _: None, lambda model: model.set_input_size(img_size=shape)):
+        """Return what timm's `set_input_size` makes of a model, or else what the model itself computes at a size."""
+        for prepare in (lambda model: model.set_input_size(img_size=shape), lambda _: None):
             model = copy.deepcopy(self.model)  # which may change its windows for the size
             try:
                 prepare(model)
