@@ -25,13 +25,25 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import timm
+import torch
+from loop import measure as measure_loop
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from turns import Step, in_turns, inference_step, training_step
 
-    Step = Callable[[], None]
+import graticule
+from graticule.backbones import window_attention
+from graticule.encodings.forms.bias import squared_distance_factors
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.tables import markdown
+from graticule.layers.attention import Attention
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.system.files import read_json, write_json, write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
 Record = dict[str, Any]
@@ -67,16 +79,11 @@ class Bench:
 
     def turns(self, steps: dict[str, Step], warmup: int | None = None) -> dict[str, list[float]]:
         """Time steps in turns; name -> seconds of each round."""
-        from turns import in_turns
-
         warmup = (1 if self.quick else 4) if warmup is None else warmup
         return in_turns(steps, rounds=self.rounds, warmup=warmup, device=self.device)
 
     def step(self, model: nn.Module, phase: str, *, compiled: bool, batch: int = 0, side: int = 224) -> Step:
         """Build the training step or forward pass of a model."""
-        import torch
-        from turns import inference_step, training_step
-
         channels = getattr(model, "in_chans", 3)
         images = torch.randn(batch or self.batch, channels, side, side, device=self.device)
         build = training_step if phase == "training" else inference_step
@@ -95,8 +102,6 @@ class Bench:
 
     def free(self) -> None:
         """Free the memory of the previous measurement and reset the peak."""
-        import torch
-
         gc.collect()
         torch.compiler.reset()
         if self.device == "cuda":
@@ -105,8 +110,6 @@ class Bench:
 
     def peak(self, step: Step) -> int:
         """Return the peak memory of a step on the device, beyond what is allocated before it, in MB; 0 on a CPU."""
-        import torch
-
         if self.device != "cuda":
             return 0
         step()
@@ -127,11 +130,6 @@ def show(value: Any) -> str:
 
 def models(bench: Bench, name: str) -> None:
     """Measure a model over timm's, in training and inference, eager and compiled, with full batches and one image."""
-    import timm
-    import torch
-
-    import graticule
-
     builders = {"ours": partial(graticule.create_model, name), "timm": partial(timm.create_model, name)}
     cells = [("training", bench.batch), ("inference", bench.batch), ("inference", 1)]
     for compiled in (False, True):
@@ -161,8 +159,6 @@ def models(bench: Bench, name: str) -> None:
 
 def position(bench: Bench) -> None:
     """Measure LaPE, folded LaPE and PEGs over the default of a DeiT."""
-    import graticule
-
     name = NAMES[0]
 
     builders: dict[str, Callable[[], nn.Module]] = {
@@ -189,14 +185,6 @@ def position(bench: Bench) -> None:
 
 def biases(bench: Bench) -> None:
     """Measure an attention layer with a bias as a table, as factors and by flex_attention, forward and backward."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    from graticule.encodings.forms.bias import squared_distance_factors
-    from graticule.layers.attention import Attention
-    from graticule.position.grid import Grid
-    from graticule.position.layer import LayerPosition
-
     heads, dim = 3, 192
     flex = flex_attention if bench.quick else torch.compile(flex_attention)
     for side in (6,) if bench.quick else (14, 32, 64):
@@ -258,9 +246,6 @@ def biases(bench: Bench) -> None:
 
 def windows(bench: Bench) -> None:
     """Measure attention within windows with a bias, without gradients, by the kernels that take one."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     names = ("CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
     kernels = {name.partition("_")[0].lower(): getattr(SDPBackend, name) for name in names[-1 if bench.quick else 0 :]}
     dtype = torch.float32 if bench.quick else torch.bfloat16
@@ -284,10 +269,6 @@ def windows(bench: Bench) -> None:
 
 def small_windows(bench: Bench) -> None:
     """Measure inference of Swin-T over timm's, with all kernels and without cuDNN's in small windows."""
-    import timm
-
-    import graticule
-    from graticule.backbones import window_attention
 
     def call(step: Step, most: int) -> None:
         window_attention.SMALL_WINDOW = most
@@ -307,10 +288,6 @@ def small_windows(bench: Bench) -> None:
 
 def loop(bench: Bench) -> None:
     """Measure graticule's training loop over a bare one: DeiT-Ti on digits of 14 x 14 patches, on the device."""
-    from loop import measure
-
-    from graticule.lab.recipes.load import load_recipe
-
     for compiled in (False,) if bench.quick else (False, True):
         bench.free()
         small = {"model_kwargs": ("depth=1", "embed_dim=48", "num_heads=3")} if bench.quick else {}
@@ -325,7 +302,7 @@ def loop(bench: Bench) -> None:
             compile=compiled,
             **small,
         )
-        pairs = measure(recipe, steps=5, rounds=3 if bench.quick else 20)
+        pairs = measure_loop(recipe, steps=5, rounds=3 if bench.quick else 20)
         ours, bare = zip(*pairs, strict=True)
         rate = 5 * recipe.batch_size / statistics.median(ours)
         bench.add("training loop over bare loop", ours, bare, compiled=compiled, images_per_second=rate)
@@ -350,8 +327,6 @@ def cell(row: Record, key: str) -> str:
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results in Markdown."""
-    from graticule.lab.studies.tables import markdown
-
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     lines = [
         "# On a GPU",
@@ -388,10 +363,6 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=[], help="only these parts, by the start of their names")
     parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md (default: docs/data, docs/results)")
     options = parser.parse_args()
-    import torch
-
-    import graticule
-    from graticule.system.files import read_json, write_json, write_text
 
     if not options.quick and not torch.cuda.is_available():
         sys.exit("gpu.py: error: no GPU found; --quick runs the same code on tiny inputs, on the CPU.")

@@ -1,33 +1,23 @@
 """The tables of docs/papers.md: every table and figure of each paper, with its command, its values and ours.
 
 The items are rows of papers.csv. Our figures follow them: the contrasts of contrasts.csv whose `where` begins with the
-name of the item, and what braces name in the column `here`, computed from docs/data/gpu.json.
+name of the item, and the column `here`. Its hours are those of docs/data/gpu.json: images of ImageNet-1K x epochs x
+multiply-adds, over those of the timed model of the family (DeiT-Ti, Swin-T, PosMLP-T), over its images per second.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from evidence.contrasts import Asked, Contrast, Registry
 from evidence.studies import read_table
 from graticule.lab.studies.tables import Rows, markdown, read_records
 
 ITEMS = Path(__file__).with_name("papers.csv")
-#: Images of ImageNet-1K.
-IMAGES = 1_281_167
-#: Family -> (model whose training was timed, whether compiled, its multiply-adds in G).
-TIMED = {
-    "deit": ("deit_tiny_patch16_224", True, 1.25),
-    "swin": ("swin_tiny_patch4_window7_224", True, 4.5),
-    "posmlp": ("posmlp_tiny_224", None, 5.2),
-}
 #: Data without markers in a page -> its page.
 PAGES = {"gym": "results/gym.md"}
 
@@ -100,39 +90,6 @@ def link(data: str, docs: Path) -> str:
     return f"[rows]({PAGES.get(data, '#older-studies')})"
 
 
-def hours(family: str, gmacs: float, epochs: float, share: float, timed: Mapping[str, Any]) -> str:
-    """Return the estimated hours of a run on ImageNet-1K on the measured GPU, to two digits.
-
-    The time per image of the timed model of the family is scaled by multiply-adds.
-    """
-    name, compiled, reference = TIMED[family]
-    part = next(rows for title, rows in timed["parts"].items() if any(row.get("name") == name for row in rows))
-    speed = next(
-        row["images_per_second"]
-        for row in part
-        if row.get("name") == name and row["phase"] == "training" and row.get("compiled") == compiled
-    )
-    return f"{float(f'{IMAGES * epochs * share * gmacs / reference / speed / 3600:.2g}'):.0f}"
-
-
-def filled(text: str, timed: Mapping[str, Any]) -> str:
-    """Return the text of a cell with the figures that its braces name."""
-
-    def figure(match: re.Match[str]) -> str:
-        kind, *words = match[1].split()
-        if kind == "hours":
-            gmacs, epochs, share = (
-                (*map(float, words[1:]), 300.0, 1.0)[:3] if len(words) == 2 else map(float, words[1:])
-            )
-            return hours(words[0], gmacs, epochs, share, timed)
-        phase = words.pop() if words[-1] == "inference" else "training"
-        name, compiled = " ".join(words[:-1]), words[-1] == "True"
-        rows = [row for row in timed["parts"]["position"] if (row["name"], row["phase"]) == (name, phase)]
-        return f"{next(row['ratio'] for row in rows if row['compiled'] == compiled):.2f}"
-
-    return re.sub(r"\{(.+?)\}", figure, text)
-
-
 def text_of(row: Asked, contrast: Contrast) -> str:
     """Return a contrast for a cell, with a digit more for a measure whose unit is not points."""
     return contrast.short(1 if row.margin >= 1 else 2) + row.mark
@@ -178,10 +135,9 @@ def older_text(_: str, registry: Registry) -> str:
 
 def papers_part(name: str, registry: Registry) -> str:
     """Return the table of a paper."""
-    timed = json.loads((registry.folder / "gpu.json").read_text(encoding="utf-8"))
     rows: Rows = [("item", "what it shows", "command", "in the paper", "here")]
     for item in read_records(ITEMS, Item):
         if item.paper == name:
-            here = "<br>".join(filter(None, (filled(item.here, timed), answers(item, registry))))
+            here = "<br>".join(filter(None, (item.here, answers(item, registry))))
             rows.append((item.item, item.shows, item.command, item.printed, here))
     return markdown(rows)

@@ -4,27 +4,23 @@ The codes before and after the fix of a bug are rebuilt from their formulas; the
 history.csv name them, with options: `rotate`, or one of BIASES or TABLES.
 
 `python -m evidence.time_machine` runs both codes of each case of history.csv, without and with the declared convention,
-and writes docs/data/time_machine.json and the page.
+and writes docs/data/time_machine.json.
 """
 
 import csv
 import json
 import math
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import torch
-from scipy.stats import binomtest
 from torch.nn.functional import grid_sample, interpolate
 
-from graticule.lab.studies.tables import between
 from graticule.registry.specs import Spec
 from graticule.system.files import write_text
 from graticule.testing import BiasCode, RotationCode, TableCode, inspect_code
 
 CASES, DOCS = Path(__file__).with_name("history.csv"), Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "conformance.md"
 #: Laws, or laws for a case, that came after the cases were collected.
 NEW = {"autocast", ("vllm-project/vllm#29425", "axes")}
 
@@ -161,36 +157,13 @@ def found(case, name="before", without=()):
     return [law for law in laws if law not in without and (case["thread"], law) not in without]
 
 
-def link(case):
-    repository, number = case["thread"].partition(" ")[0].split("#")
-    return f"[{repository.partition('/')[2]}#{number}](https://github.com/{repository}/issues/{number})"
-
-
-def page(cases):
-    """Return the shares that are found, and what is not."""
-    lines, codes = [], [case for case in cases if "before" in case]
-    later = "With `autocast` and change along both axes, which came later"
-    for name, without in (("Laws that were there before", NEW), (later, ())):
-        alone, declared = (sum(bool(found(case, key, without)) for case in codes) for key in ("before", "declared"))
-        bounds = [binomtest(alone, len(every)).proportion_ci(method="exact") for every in (codes, cases)]
-        texts = [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in bounds]
-        lines.append(f"- {name}: {alone} of {len(codes)} codes ({texts[0]}), of {len(cases)} bugs in all ({texts[1]}).")
-        lines.append(f"  With the declared convention: {declared}.")
-    false = [f"{link(case)} ({', '.join(case['after'])})" for case in codes if case["after"]]
-    lines.append(f"- Laws that fail on fixed code: {', '.join(false) or 'none'}.")
-    laws = Counter(found(case)[0] for case in codes if found(case))
-    lines.append(f"- The law that fails first: {', '.join(f'{law} {count}' for law, count in laws.most_common())}.")
-    missed = [link(case) for case in codes if not found(case, "declared")]
-    lines.append(f"- Not found by any law, also if declared: {', '.join(missed)}.")
-    return "\n".join(lines)
-
-
 def main():
-    """Measure all cases, and write the data and the page."""
+    """Measure all cases, write the data, and print how many are found, without and with the declared convention."""
     with CASES.open(encoding="utf-8", newline="") as file:
         cases = [measure(**case) for case in csv.DictReader(file)]
     write_text(DOCS / "data" / "time_machine.json", "[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
-    write_text(PAGE, between(PAGE.read_text(encoding="utf-8"), "cases", page(cases)))
+    for without in (NEW, ()):
+        print(*(sum(bool(found(case, key, without)) for case in cases) for key in ("before", "declared")))
 
 
 if __name__ == "__main__":

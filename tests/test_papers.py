@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from evidence.contrasts import Registry
-from evidence.papers import ITEMS, Item, filled, first_name, hours, is_uncontrolled, papers_part, text_of
+from evidence.papers import ITEMS, Item, first_name, is_uncontrolled, papers_part, text_of
 from graticule.lab.recipes.load import RECIPES, list_recipes
 from graticule.lab.studies.tables import read_records
 
@@ -34,14 +34,6 @@ KEYS = {
 OTHERS = {
     *("73.26", "71.88", "81.10", "82.25", "82.5", "83.0", "86.6", "87.7", "500.7", "536.5", "80.6", "39.4", "41.8"),
     *("75.49", "38.3", "41.7", "38.5", "75.43", "74.68", "75.81"),
-}
-TIMED = {
-    "parts": {
-        "models": [
-            {"name": "deit_tiny_patch16_224", "phase": "training", "compiled": True, "images_per_second": 10_000.0}
-        ],
-        "position": [{"name": "lape", "phase": "inference", "compiled": False, "ratio": 1.25}],
-    }
 }
 
 
@@ -94,11 +86,3 @@ def test_printed_values_are_those_of_the_paper(paper):
     known = numbers([figures[key] for key in KEYS[paper]]) | OTHERS
     for item in (item for item in ALL if item.paper == paper):
         assert set(re.findall(r"\d+\.\d+", item.printed)) <= known, item
-
-
-def test_hours_are_scaled_from_the_measured_time_per_image():
-    expected = 1_281_167 * 300 * 0.5 * 2 / 10_000 / 3600
-    assert hours("deit", 2.5, 300, 0.5, TIMED) == f"{float(f'{expected:.2g}'):.0f}" == "11"
-    assert (
-        filled("about {hours deit 1.25} hours, {gpu lape False inference} times", TIMED) == "about 11 hours, 1.25 times"
-    )
