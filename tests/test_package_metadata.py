@@ -48,11 +48,6 @@ def test_pre_commit_checks_with_the_version_of_ruff_that_is_installed_for_develo
     assert f"ruff=={repository['rev'].removeprefix('v')}" in PROJECT["optional-dependencies"]["dev"]
 
 
-def test_the_files_that_the_package_names_exist():
-    for name in (PROJECT["readme"], *PROJECT["license-files"], "src/graticule/py.typed"):
-        assert (TOP / name).is_file(), name
-
-
 @pytest.fixture
 def release():
     """Load .ci/release.py."""

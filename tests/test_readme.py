@@ -4,7 +4,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 import timm
 
 import graticule
@@ -13,24 +12,11 @@ from test_printed_commands import tiny
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
-#: What it names of each paper: its title and authors, its name here, its recipes.
-PAPERS = {
-    "LaPE": ("Yu et al., ICCV 2023", 'joining="lape"', "digits_quick --joining lape", "deit_tiny_imagenet"),
-    "CPVT": ("Conditional Positional Encodings", 'encoding="peg"', "digits_cpvt", "cpvt_tiny_imagenet"),
-    "PosMLP": ("Parameterization of Cross-Token", 'encoding="ggqpe"', "digits_posmlp", "posmlp_tiny_imagenet"),
-    "An Introduction to Transformers": ("Turner, 2023", "lm_tiny", "pydoc_quick", "docs/papers.md"),
-}
 
 
 def test_the_two_commands_and_the_papers_come_first():
     assert HEADINGS[:3] == ["Try it", "The five papers", "Your own images"]
     assert re.findall(r"^    (make \w+)", README, flags=re.MULTILINE) == ["make demo", "make test"]
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_a_paper_has_its_names_and_commands_in_a_row(paper):
-    (row,) = re.findall(rf"^\| \[{paper}\].*$", README, flags=re.MULTILINE)
-    assert [part for part in PAPERS[paper] if part not in row] == []
 
 
 def test_the_code_runs(tmp_path, monkeypatch):

@@ -56,17 +56,6 @@ def test_importing_the_package_and_printing_help_imports_no_pytorch(tmp_path, mo
     assert done.stdout.endswith("\n[[], set()]\n"), done.stdout + done.stderr
 
 
-def test_errors_have_the_exit_code_1_and_wrong_options_2():
-    lines = {
-        "train digits_quick --data-root ./nowhere": 1,
-        "runs nowhere": 1,
-        "train digits_quick --epochs many": 2,
-        "runs --sort size": 2,
-        "runs --srot name": 2,
-    }
-    assert {line: main(line.split()) for line in lines} == lines
-
-
 def test_a_model_is_opened_by_the_first_call_of_a_process_and_by_commands_without_fabric(tmp_path):
     graticule.create_model("vit_nano_patch4_28", depth=1).save_pretrained(tmp_path / "published")
     opened = f"import graticule\nprint(type(graticule.from_pretrained({str(tmp_path / 'published')!r})).__name__)\n"

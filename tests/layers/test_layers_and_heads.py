@@ -1,11 +1,8 @@
 """Different encodings per layer, and biases of some heads: the same text in Python, commands and recipes."""
 
-import json
-
 import torch
 
 import graticule
-from commands import run_command
 from graticule import Grid, LayerPosition, build_position
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
@@ -76,19 +73,6 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
     graticule.unfold(model)
     names = {name.split(".")[-1] for name, _ in model.position.named_parameters() if ".biases." in name}
     assert names == {"0", "1", "2"}
-
-
-def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
-    encoding = "rope(layers=[0, 1]) + relative_bias(layers=[3])"
-    arguments = ["train", "digits_quick", "--encoding", encoding, "--quick", "--output", tmp_path / "run"]
-    code, _, error = run_command(capsys, *arguments, "--model-kwargs", "depth=4")
-    assert code == 0, error
-    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert encoding in json.dumps(recipe)
-    run = graticule.Run.open(tmp_path / "run")
-    assert run.recipe().encoding == encoding
-    model = run.model()
-    assert [fields(layer) for layer in model.position(model.grid)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
 
 
 test_invalid_layers_and_heads_are_refused = refusals(

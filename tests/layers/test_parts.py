@@ -175,10 +175,6 @@ def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
     assert torch.equal(outputs[0], expected) and torch.equal(outputs[-1], expected)
 
 
-def test_pre_is_left_to_the_backbone(block, x):
-    assert torch.equal(block(x, LayerPosition(added_to_stream=torch.randn(N, D))), block(x))
-
-
 def test_a_dropped_path_leaves_the_shortcut(x):
     block = Block(D, HEADS, drop_path=0.999999).double().train()
     assert torch.equal(block(x), x) and not torch.equal(block.eval()(x), x)

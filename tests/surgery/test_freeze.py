@@ -1,7 +1,6 @@
 """Freezing all of a model but for some parts."""
 
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -74,18 +73,6 @@ def test_a_table_of_a_formula_stays_fixed():
     before = trained(model)
     assert trained(freeze(freeze(model), "all-but-position")) == before & of(model, "position.")
     assert before < of(model, "")
-
-
-@pytest.mark.parametrize("library", ["graticule", "timm"])
-def test_a_quantized_model_is_neither_frozen_converted_nor_given_another_position(library):
-    stock = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
-    model = vit() if library == "graticule" else timm.create_model("vit_tiny_patch16_224", **stock)
-    model.blocks[0].mlp.fc1 = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    ours = (freeze, lambda quantized: graticule.surgery.change_position(quantized, "factorized"))
-    stock_functions = (graticule.convert, lambda quantized: graticule.attach(quantized, "learnable"))
-    for refused in ours if library == "graticule" else stock_functions:
-        with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear"):
-            refused(model)
 
 
 def test_what_cannot_be_frozen_is_refused():

@@ -62,7 +62,6 @@ class Broken(BiasEncoding):
     """A relative bias with one of several faults."""
 
     steps: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the scale)
-    biases: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the weight)
     exempt = ("permutation: values are of the order of pairs", "points: the same")
     known: set[int] = set()  # noqa: RUF012 (the fault: what is known of an instance, outside of it)
     alive: list[Any] = []  # noqa: RUF012 (no id is used twice)
@@ -70,9 +69,9 @@ class Broken(BiasEncoding):
     def __init__(self, grid: graticule.Grid, num_heads: int, fault: str = "", scale: float = 1.0) -> None:
         super().__init__()
         self.grid = self.first = grid
-        self.fault, self.scale, self.calls, self.moved = fault, scale, 0, False
+        self.fault, self.scale, self.moved = fault, scale, False
         self.weight = nn.Parameter(torch.zeros(num_heads))
-        self.unused = nn.Parameter(torch.zeros(1)) if fault.endswith("gradient") else None
+        self.unused = nn.Parameter(torch.zeros(1)) if fault == "zero gradient" else None
         self.known.add(id(self))
         self.alive.append(self)
         self.plain = torch.rand(()).item() if fault == "outside the state dict" else 0.0
@@ -80,7 +79,6 @@ class Broken(BiasEncoding):
         self.register_buffer("one", torch.ones(()), persistent=False)
 
     def forward(self, grid: graticule.Grid) -> Tensor:
-        self.calls += 1
         n, fault = grid.patches, self.fault
         if fault == "graph":
             torch._dynamo.graph_break()
@@ -89,7 +87,6 @@ class Broken(BiasEncoding):
             steps = self.steps.setdefault(grid.shape, steps).to(self.weight.dtype)
         bias = self.weight[:, None, None] * steps + self.plain
         factors = {
-            "state": self.calls,
             "no number": float("nan") if grid != self.grid else 1.0,
             "buffer": self.one,
             "copy": 1.0 if id(self) in self.known else 2.0,
@@ -98,8 +95,6 @@ class Broken(BiasEncoding):
         bias = bias * factors.get(fault, 1.0)
         if fault == "zero gradient" and self.unused is not None:
             bias = bias + 0 * self.unused
-        if fault == "shared values":
-            bias = self.biases.setdefault(grid.shape, bias.detach()).to(bias) + (bias - bias.detach())
         if fault == "rounding":
             bias = bias + (1e9 + 100 * steps) - 1e9
         if fault == "overflow":
@@ -124,9 +119,7 @@ def broken(monkeypatch):
 
 
 FAULTS = {
-    "gradient": "a gradient must reach every parameter, not .*unused",
     "zero gradient": "a gradient must reach every parameter, not .*unused",
-    "state": "must compute the same",
     "no number": "logits must be finite at a grid",
     "set_grid": "set_input_size must compute the same at a grid",
     "way back": "set_input_size must restore the first size",
@@ -134,7 +127,6 @@ FAULTS = {
     "pickle": "a model must be picklable",
     "outside the state dict": "a model with the same state dict must compute the same",
     "buffer": "a model from the meta device must compute the same once its state dict is loaded",
-    "shared values": "two models with other parameters must differ",
     "overflow": "logits must be finite torch.float32",
     "rounding": "a model must compute the same in torch.float32",
     "cache": r"the option `scale` of broken\(fault='cache'\) must have an effect, 2.5 give the same",
