@@ -142,13 +142,6 @@ def test_imports_are_found_however_they_are_written(text, found):
     assert imports_of(ast.parse(text), "graticule.encodings.relative_bias") == found
 
 
-def test_an_arrow_going_up_is_found():
-    up = [("position", "encodings"), ("layers", "backbones"), ("surgery", "external"), ("analysis", "lab.figures")]
-    assert all(complaint(*arrow) for arrow in up)
-    down = [("backbones", "layers"), ("lab.recipes", "graticule"), ("lab.commands", "analysis"), ("hub", "hub")]
-    assert not any(complaint(*arrow) for arrow in down)
-
-
 def test_super_is_called_for_an_attribute_at_once():
     """From Python 3.12 on, torch.compile traces `super().forward(x)`, but not `super()` as a value."""
     for file, tree in files().items():

@@ -332,15 +332,6 @@ def test_layers_of_the_backbone_have_learning_rates_of_their_own(options):
     assert by_layer == sorted(set(by_layer)) and max(by_layer) < 1 and set(heads) == {1.0}
 
 
-@pytest.mark.parametrize("name", ["ceit_tiny_patch16_224", "cvt_2_4_32"])
-def test_other_families_become_detectors_and_segmentation_models(name):
-    small = {"depth": 2, "embed_dim": 24, "num_heads": 2}
-    detector = graticule.create_detector(name, 3, "retinanet(convs=0)", "simple_pyramid(channels=32)", **small).eval()
-    assert detector([torch.rand(3, 64, 50)])[0]["boxes"].shape[1] == 4
-    segmenter = graticule.create_segmenter(name, 3, "segmenter_linear", **small).eval()
-    assert segmenter(torch.rand(1, 3, 50, 64)).shape == (1, 3, 50, 64)
-
-
 def test_an_adapter_reads_a_crop_at_its_place_in_the_whole_image():
     model = graticule.create_segmenter(
         **VIT, num_classes=2, decoder="fpn(channels=8)", neck=ADAPTER, encoding="rope"

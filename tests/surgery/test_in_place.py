@@ -69,12 +69,9 @@ POSITION = re.compile(
 #: Of those, the larger ones.
 SLOW = ("hiera", "mixer", "gmixer", "resmlp", "gmlp", "twins", "vit_sr", "deit", "levit_conv", "vit_small_patch16_rope")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name for name in TIMM]
-#: Those that convert; Swin scales its windows in timm, and keeps them here.
-CONVERTED = [
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name
-    for name in TIMM
-    if not name.startswith(("swin", "hiera", "sam2", "gmixer", "levit", "efficientformer"))
-]
+#: Those that do not convert, and Swin, which scales its windows in timm, and keeps them here.
+OTHERS = ("swin", "hiera", "sam2", "gmixer", "levit", "efficientformer")
+CONVERTED = [mark for name, mark in zip(TIMM, NAMES, strict=True) if not name.startswith(OTHERS)]
 
 
 def hook(module, args, output):
@@ -503,13 +500,10 @@ CONFIGURED = {
     "debiased": (lambda: graticule.debias(graticule.convert(_vit()), torch.randn(9, 3, 32, 32), "mean"), True),
     "of timm": (_vit, False),
     "of timm, SAM": (lambda: timm.create_model("samvit_base_patch16", **SAM), False),
-    "attached": (lambda: graticule.attach(timm.create_model("vit_tiny_patch16_224", img_size=32)), True),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "attached" else name for name in CONFIGURED]
-)
+@pytest.mark.parametrize("name", CONFIGURED)
 def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
     build, is_saved = CONFIGURED[name]
     model = build()

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
-    IntxWeightOnlyConfig,
     quantize_,
 )
 
@@ -270,9 +269,8 @@ def _plain_dtype(dtype):
 
 
 INTEGERS = [
-    *(_plain_dtype(dtype) for dtype in (torch.int8, torch.uint8)),  # as of bitsandbytes
+    _plain_dtype(torch.uint8),  # as of bitsandbytes
     partial(quantize_, config=Int8DynamicActivationInt8WeightConfig()),
-    partial(quantize_, config=IntxWeightOnlyConfig()),
 ]
 
 

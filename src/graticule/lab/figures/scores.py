@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.lab.figures.style import DOTTED, PALETTE, add_legend, check_lines, decorate, draw_line, new_axes
+from graticule.lab.figures.style import DOTTED, PALETTE, add_legend, check_lines, draw_line, new_axes
 from graticule.lab.training.results import Metric
 from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
@@ -38,7 +38,7 @@ def curves(
 def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)") -> Figure:
     """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
 
-    Square sizes are joined by lines. Other sizes are in a separate panel, as points without lines.
+    Squares are joined by lines. If there are other sizes, all are points, at the side of a square of as many pixels.
 
     Args:
         scores: label -> (height, width) in pixels -> values over seeds.
@@ -50,42 +50,18 @@ def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1
         if not all(len(values) for values in by_size.values()):
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
     trained = (trained_at, trained_at) if isinstance(trained_at, int) else tuple(trained_at)
-    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
-    squares = {size: float(size[0]) for size in sizes if len(set(size)) == 1}
-    others = {size: float(place) for place, size in enumerate(size for size in sizes if size not in squares)}
-    figure, ax = new_axes("size of the test images (pixels)", ylabel)
-    if others and squares:
-        wide, high = figure.get_size_inches()
-        figure.set_size_inches(wide + 0.6 + 0.5 * len(others), high)
-        figure.delaxes(ax)
-        ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(wide, 0.6 + 0.5 * len(others)))
-        for panel, name in ((ax, "squares: side (pixels)"), (beside, "other sizes")):
-            panel.set_xlabel(name)
-            decorate(panel)
-        ax.set_ylabel(ylabel)
-        _draw_sizes(beside, scores, others, trained)
-        beside.set_xlim(-0.6, len(others) - 0.4)
-    _draw_sizes(ax, scores, squares or others, trained)
-    return add_legend(figure, ax)
-
-
-def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size) -> None:
-    """Draw the scores of some sizes at `places` on the axis, with lines if all are squares."""
+    places = {size: _side(size) for size in {size for by_size in scores.values() for size in by_size} | {trained}}
+    places = dict(sorted(places.items(), key=lambda item: item[1]))
     squares = all(len(set(size)) == 1 for size in places)
+    figure, ax = new_axes("size of the test images (pixels)", ylabel)
     _draw(ax, scores, places, **({} if squares else {"linestyle": "none"}))
     names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
     _ticks(ax, list(places.values()), names, not squares)
-    if trained in places:
-        ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
-        ax.annotate(
-            "trained at",
-            (places[trained], 0),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, 4),
-            fontsize=8,
-            textcoords="offset points",
-            color="#444444",
-        )
+    ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
+    at = (places[trained], 0)
+    style: dict[str, Any] = {"textcoords": "offset points", "color": "#444444", "fontsize": 8}
+    ax.annotate("trained at", at, (3, 4), xycoords=("data", "axes fraction"), **style)
+    return add_legend(figure, ax)
 
 
 def _side(size: Size) -> float:
