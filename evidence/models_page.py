@@ -30,6 +30,7 @@ import onnxruntime
 import timm
 import torch
 import transformers
+from pandas import DataFrame
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -38,7 +39,7 @@ from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
-from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
+from graticule.lab.studies.tables import between, markdown, read_records
 from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
@@ -406,7 +407,7 @@ def record(names: list[str], only: list[str]) -> None:
         for row in pool.map(measure, names, [only] * len(names), map(rows.get, names)):
             rows |= {row.name: row} if row else {}
             ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
-            write_text(DATA, csv_of_records(Row, ordered))
+            write_text(DATA, DataFrame(ordered).to_csv(index=False, lineterminator="\n"))
 
 
 def table(rows: list[Row]) -> str:
