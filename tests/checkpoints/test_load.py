@@ -249,7 +249,7 @@ def test_an_object_that_is_not_a_state_dict_is_refused(content, saved):
 def test_a_table_of_another_shape_is_resampled_or_refused(encoding, saved):
     """No shape may break the loader; a table that fits gets the shape of the model's."""
     model, state = tiny(encoding), timms().state_dict()
-    for shape in ((), (0,), (24,), (17, 23), (1, 1, 17, 24), (2, 17, 24), (1, 5, 24), (1, 0, 24)):
+    for shape in ((), (0,), (24,), (17, 23), (1, 1, 17, 24), (2, 17, 24), (1, 5, 24), (1, 6, 24), (1, 0, 24)):
         path = saved(state | {"pos_embed": torch.zeros(shape)})
         with case(shape):
             try:
