@@ -13,7 +13,6 @@ from timm.models._manipulate import adapt_input_conv
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
-from graticule.checkpoints.transfer import Transferred
 from in_turn import case, in_turn
 from tiny import COVER, DEPTH, SIZE, SMALL, assert_same, draw, every_family, holds, images, images_for, tiny
 
@@ -412,30 +411,6 @@ def test_a_checkpoint_of_timms_swin_is_transferred_to_another_window():
     assert with_status(report, "new") == {"head.weight", "head.bias"}
     assert len(with_status(report, "resized")) == 4
     assert with_status(report, "unused") == {"head.fc.weight", "head.fc.bias"}
-
-
-def test_the_table_groups_rows_of_the_same_status():
-    model = vit("learnable", "unshared", mlp_ratio=2.0, depth=4)
-    lines = transfer(model, vit().state_dict()).table()
-    assert [(row.name, row.status) for row in lines] == [
-        ("cls_token", "loaded"),
-        ("patch_embed", "loaded"),
-        ("position.encodings.0", "loaded"),
-        ("position.encodings.1-3", "copied"),
-        ("blocks.0-2.norm1", "loaded"),
-        ("blocks.0-2.attn", "loaded"),
-        ("blocks.0-2.norm2", "loaded"),
-        ("blocks.0-2.mlp.fc1.weight", "new"),
-        ("blocks.0-2.mlp.fc1.bias", "new"),
-        ("blocks.0-2.mlp.fc2.weight", "new"),
-        ("blocks.0-2.mlp.fc2.bias", "new"),
-        ("blocks.3", "new"),
-        ("norm", "loaded"),
-        ("head", "loaded"),
-        ("blocks.0-2.mlp", "unused"),
-    ]
-    count = sum(parameter.numel() for parameter in model.blocks[3].parameters())
-    assert Transferred("blocks.3", "new", "not in the checkpoint", count) in lines
 
 
 def test_names_that_start_other_names_and_names_of_any_form_have_a_line():

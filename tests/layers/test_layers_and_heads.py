@@ -20,26 +20,24 @@ def fields(position):
     return {name for name, value in position._asdict().items() if value is not None}
 
 
-def test_each_layer_can_have_another_encoding_or_none():
-    position = build("rope(layers=[0, 1]) + relative_bias(layers=[3])")
-    assert [fields(layer) for layer in position(GRID)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
-
-
 def test_the_same_encoding_can_have_other_options_in_other_layers():
     position = build("rope(base=100.0, layers=2) + rope(base=5.0, layers=[2, 3])")
     first, _, third, _ = (layer.rotary for layer in position(GRID))
     assert not torch.equal(first.table if hasattr(first, "table") else first[0], third[0])
 
 
-def test_the_layers_of_an_encoding_replace_those_of_the_joining():
-    position = build("learnable + rope(layers=[3])", "lape(layers=2)")
-    assert [fields(layer) for layer in position(GRID)] == [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]
-    same = (build("learnable(layers=[1, 2])", "shared")(GRID), build("learnable", "shared(layers=[1, 2])")(GRID))
-    assert (
-        [fields(a) for a in same[0]]
-        == [fields(b) for b in same[1]]
-        == [set(), {"added_to_stream"}, {"added_to_stream"}, set()]
-    )
+TABLE = {"added_to_stream"}
+LAYERS = [
+    ("rope(layers=[0, 1]) + relative_bias(layers=[3])", "default", [{"rotary"}, {"rotary"}, set(), {"bias"}]),
+    ("learnable + rope(layers=[3])", "lape(layers=2)", [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]),
+    ("learnable(layers=[1, 2])", "shared", [set(), TABLE, TABLE, set()]),
+    ("learnable", "shared(layers=[1, 2])", [set(), TABLE, TABLE, set()]),
+]
+
+
+@in_turn(("encoding", "joining", "expected"), LAYERS)
+def test_each_layer_has_the_encodings_that_name_it_and_those_of_the_joining(encoding, joining, expected):
+    assert [fields(layer) for layer in build(encoding, joining)(GRID)] == expected
 
 
 OPTIONAL = [
