@@ -38,6 +38,8 @@ COLUMNS: dict[str, type] = {
     **{"seconds": float, "recipe": str, "date": str, "graticule": str, "torch": str, "timm": str, "machine": str},
     "threads": int,
 }
+#: A table whose rows have the standard deviation 1, as those of a norm: a normal of 1.37, truncated at 2.
+EXACT = "learnable(std=1.37)"
 #: What identifies a run.
 CELL = ["choice", "variant", "seed"]
 #: Seconds that another process may take to add its rows to a table.

@@ -165,7 +165,7 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
             sides = "x".join(map(str, size))
             self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
             drawings.tables[label] = self.print_table(*error.summary())
-            self.say(f"{error.verdict()}\n")
+            self.say(f"{error.heading}\n")
             drawings.arrays[_number("translation", index, models)] = error.save
         self.say(
             "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
