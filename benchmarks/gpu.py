@@ -45,8 +45,7 @@ GOALS = {
     "biases": "One attention layer of DeiT-Ti, forward and backward, over the same without a bias; goal: factors at "
     "most 1.1 at 4,096 tokens.",
     "windows": "Attention within windows, with a bias and without gradients, by each kernel over PyTorch's choice.",
-    "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03, and at most 0.6 of the "
-    "eager bare loop for ViT-Lite if a step is captured as a graph.",
+    "loop": "The training loop over a bare loop, with images on the device; goal: at most 1.03.",
 }
 
 
@@ -307,7 +306,10 @@ def small_windows(bench: Bench) -> None:
 
 
 def loop(bench: Bench) -> None:
-    """Measure graticule's training loop over a bare one: DeiT-Ti with 14 x 14 patches; ViT-Lite, also captured."""
+    """Measure graticule's training loop over a bare one: DeiT-Ti with 14 x 14 patches; ViT-Lite, also captured.
+
+    A captured step of ViT-Lite should take at most 0.6 of the time of the eager bare loop.
+    """
     from loop import measure
 
     from graticule.lab.recipes.load import load_recipe
