@@ -2,7 +2,8 @@
 
 `python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
 transformers` it first runs all operations on the models of small_models.csv with random weights, in two processes with
-at most 4 GB each; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these operations alone.
+at most 4 GB each. Rows are stored at once, and a call that is repeated on the same day goes on where it stopped. With
+`--measure NAME ...` it measures those models, also again, and with `--only OPERATION ...` these operations alone.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import graticule
+from evidence.records import csv_of_records, read_records
 from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
-from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
+from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
 DATA = Path(__file__).with_name("models.csv")
-#: Bytes of memory of a process, and the number of models that it measures.
-MEMORY, SLICE = 4 * 2**30, 12
+#: Bytes of memory of a process, and the number of models that two processes measure.
+MEMORY, SLICE = 4 * 2**30, 24
 #: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
 with Path(__file__).with_name("small_models.csv").open(encoding="utf-8") as _file:
@@ -277,20 +279,30 @@ class Operations:
         """Resize a copy, and compare it with the model itself where that takes the size."""
         shape = (*self.size[:-2], *pixels)
         images = torch.randn(1, 3, *shape)
-        try:
-            expected = outputs(copy.deepcopy(self.model), images)  # which may change its windows for the size
-        except Exception:  # any error of another library
-            expected = None
+        expected = self.expected(shape, images)
         changed = copy.deepcopy(self.model)
         try:
             assert graticule.resize(changed, shape) is changed
             actual = outputs(changed, images)
         except Exception:  # any error of another library
-            if expected is None:
+            if expected is None or hasattr(changed, "set_input_size"):
                 raise
             return "itself"
         self.resized = self.resized or (changed, images)
-        return None if expected is None or are_same(actual, expected) else "other outputs"
+        if expected is None:
+            return "runs"
+        return None if are_same(actual, expected) else "other outputs"
+
+    def expected(self, shape: tuple[int, ...], images: Tensor) -> list[Tensor] | None:
+        """Return what timm's `set_input_size` makes of a model, or else what the model itself computes at a size."""
+        for prepare in (lambda model: model.set_input_size(img_size=shape), lambda _: None):
+            model = copy.deepcopy(self.model)  # which may change its windows for the size
+            try:
+                prepare(model)
+                return outputs(model, images)
+            except Exception:  # any error of another library
+                continue
+        return None
 
     def result(self) -> tuple[nn.Module, Tensor]:
         """Return the resized model and its images."""
@@ -399,14 +411,16 @@ def measure(name: str, only: list[str], before: Row | None) -> Row | None:
 
 
 def record(names: list[str], only: list[str]) -> None:
-    """Measure models in processes of a few each, two at a time, and replace their rows in the recorded data."""
+    """Measure models in processes of a few each, two at a time, and store each row at once."""
     rows = {row.name: row for row in read_records(DATA, Row)}
     context, limit = multiprocessing.get_context("spawn"), (resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    with ProcessPoolExecutor(2, context, resource.setrlimit, limit, max_tasks_per_child=SLICE) as pool:
-        for row in pool.map(measure, names, [only] * len(names), map(rows.get, names)):
-            rows |= {row.name: row} if row else {}
-            ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
-            write_text(DATA, csv_of_records(Row, ordered))
+    for start in range(0, len(names), SLICE):  # `max_tasks_per_child` of Python 3.11 can stop for ever
+        with ProcessPoolExecutor(2, context, resource.setrlimit, limit) as pool:
+            part = names[start : start + SLICE]
+            for row in pool.map(measure, part, [only] * len(part), map(rows.get, part)):
+                rows |= {row.name: row} if row else {}
+                ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
+                write_text(DATA, csv_of_records(Row, ordered))
 
 
 def table(rows: list[Row]) -> str:
@@ -429,7 +443,10 @@ def main() -> None:
     requested = set(options.measure)
     if unknown := requested - {"timm", "transformers", *MODELS}:
         parser.error(f"`--measure` must name timm, transformers or models of small_models.csv, got {unknown}")
-    record([name for name, cells in MODELS.items() if requested & {name, cells["library"]}], options.only)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    measured = {row.name for row in read_records(DATA, Row) if row.date == today}
+    names = [name for name, cells in MODELS.items() if cells["library"] in requested and name not in measured]
+    record([*names, *(name for name in MODELS if name in requested)], options.only)
     rows = read_records(DATA, Row)
     text = PAGE.read_text(encoding="utf-8")
     texts = []

@@ -203,6 +203,20 @@ def test_the_head_of_a_depth_model_has_the_patches_of_its_encoder(name):
         assert model(**inputs((96, 128))).predicted_depth.shape == (1, 96, 128)
 
 
+@pytest.mark.parametrize("name", ["BeitModel", "Data2VecVisionModel"])
+@pytest.mark.filterwarnings("ignore:.*has a grid that is not square")
+def test_tables_that_transformers_reads_as_width_by_height_give_its_own_biases(name, tmp_path):
+    model = whole(name, **VIT, image_size=32, use_relative_position_bias=True, use_mean_pooling=False)
+    for size in ((32, 64), (64, 32), (16, 48)):
+        images = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            expected = model(images)[0]  # by the table of the last size, which it resamples itself
+            torch.testing.assert_close(graticule.resize(model, size)(images)[0], expected, rtol=0, atol=1e-5)
+        model.save_pretrained(tmp_path)
+        actual = graticule.load(tmp_path)(images)  # converted: tokens, or the class token
+        torch.testing.assert_close(actual, expected if actual.ndim == 3 else expected[:, 0], rtol=0, atol=1e-5)
+
+
 def test_sam_3_takes_images_that_are_not_square():
     model = graticule.resize(sam_3(32), (32, 64))
     assert model.config.vision_config.backbone_feature_sizes == [[16, 32], [8, 16], [4, 8]]
@@ -292,6 +306,33 @@ def test_vit_and_swin_of_torchvision_are_those_that_are_built_for_the_size():
         swin = draw(SwinTransformer([4, 4], 24, [2, 2], [2, 4], [7, 7], num_classes=5)).eval()
         before = swin(images)
         torch.testing.assert_close(graticule.resize(swin, 96)(images), before, rtol=0, atol=0)
+
+
+class Segmenter(nn.Module):
+    """A model of one's own around some of transformers."""
+
+    def __init__(self, *encoders: nn.Module) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [encoder(x)[0] for encoder in self.encoders]
+
+
+def test_models_of_transformers_in_a_module_are_resized():
+    encoders = [whole(name, **VIT, image_size=32) for name in ("ViTModel", "Dinov2Model")]
+    model, images = Segmenter(*encoders), torch.randn(1, 3, 32, 64)
+    with torch.no_grad():
+        expected = [
+            encoder(images, **options)[0]
+            for encoder, options in zip(encoders, ({"interpolate_pos_encoding": True}, {}), strict=True)
+        ]
+        assert graticule.resize(model, (32, 64)) is model
+        for actual, before in zip(model(images), expected, strict=True):
+            torch.testing.assert_close(actual, before, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="must have models of one library, got Segmenter with some of timm and of"):
+        graticule.resize(Segmenter(encoders[0], timm.create_model("vit_tiny_patch16_224", img_size=32)), 64)
+    assert encoders[0].config.image_size == [32, 64]
 
 
 IDEFICS = {"text_config": {**TEXT, "model_type": "llama"}, "image_token_id": 98, "scale_factor": 2}

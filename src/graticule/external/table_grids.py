@@ -100,7 +100,7 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> N
             delattr(part, key)
         for key in [key for key, hook in part._state_dict_pre_hooks.items() if hook is say_grid]:
             del part._state_dict_pre_hooks[key]
-        if size[-1] != size[-2] and type(part).__name__ in _SWAPPED:
+        if size[-1] != size[-2] and type(part).__name__ in (*_SWAPPED, _OF_COLUMNS):
             part.register_state_dict_pre_hook(say_grid)
     set_order(model, size)
     if size[-1] == size[-2]:
@@ -146,21 +146,23 @@ def set_order(model: nn.Module, size: Shape) -> None:
     """Correct, for images of `size`, the classes that take height and width as each other."""
     for part in model.modules():
         layer: Any = part
-        match type(part).__name__:
-            case "RfDetrDinov2Embeddings":
-                if getattr(vars(part).get("window_partition"), "func", None) is swap_sides:
-                    del layer.window_partition
-                if size[-1] != size[-2]:
-                    if "window_partition" in vars(part):
-                        raise _own_method("window_partition", size)
-                    layer.window_partition = partial(swap_sides, part)
-            case "Sam3ViTLayer" if not layer.window_size:
-                config = copy(layer.config)
-                config.image_size = list(size)
-                rows, columns = divide(size, sizes_of(config)[1])
-                ids = layer.precompute_positions(config, 0)  # (y, x), column by column
-                ids = ids.unflatten(0, (columns, rows)).transpose(0, 1).flip(-1).flatten(0, 1)
-                layer.position_ids = ids.to(layer.position_ids)
+        kind = type(part).__name__
+        if kind in _SWAPPED:
+            name, replacement = _SWAPPED[kind]
+            if getattr(vars(part).get(name), "func", None) is replacement:
+                delattr(part, name)
+            sides = getattr(part, "window_size", size)  # of the table, which may not have been resized yet
+            if sides[-1] != sides[-2]:
+                if name in vars(part):
+                    raise _own_method(name, size)
+                setattr(part, name, partial(replacement, part))
+        elif kind == _OF_COLUMNS and not layer.window_size:
+            config = copy(layer.config)
+            config.image_size = list(size)
+            rows, columns = divide(size, sizes_of(config)[1])
+            ids = layer.precompute_positions(config, 0)  # (y, x), column by column
+            ids = ids.unflatten(0, (columns, rows)).transpose(0, 1).flip(-1).flatten(0, 1)
+            layer.position_ids = ids.to(layer.position_ids)
 
 
 def _own_method(name: str, size: Shape) -> ValueError:
@@ -175,10 +177,23 @@ def swap_sides(module: Any, embeddings: Tensor, height: int, width: int) -> Any:
     return type(module).window_partition(module, embeddings, width, height)
 
 
+def swap_window(module: Any, *arguments: Any, **options: Any) -> Tensor:
+    """Return biases from a table (height, width), by a method that reads it as (width, height)."""
+    swapped = copy(module)
+    swapped.window_size = module.window_size[::-1]
+    return type(module).forward(swapped, *arguments, **options)
+
+
+#: Classes that take height and width as each other, for a table or windows -> their method, and what replaces it.
+_SWAPPED = {
+    "BeitRelativePositionBias": ("forward", swap_window),
+    "Data2VecVisionRelativePositionBias": ("forward", swap_window),
+    "RfDetrDinov2Embeddings": ("window_partition", swap_sides),
+}
+#: A class with coordinates (x, y), column by column.
+_OF_COLUMNS = "Sam3ViTLayer"
 #: Functions that replace methods.
-_REPLACEMENTS = (read_table, interpolate, swap_sides)
-#: Classes that take height and width as each other, for windows and for coordinates (x, y); see `set_order`.
-_SWAPPED = ("RfDetrDinov2Embeddings", "Sam3ViTLayer")
+_REPLACEMENTS = (read_table, interpolate, swap_sides, swap_window)
 
 
 def say_grid(module: nn.Module, prefix: str, keep_vars: bool) -> None:

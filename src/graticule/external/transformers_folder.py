@@ -81,8 +81,11 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     if described.quantization_config is not None:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
     there = with_weights(transformers, kind, weights)
-    model = converted_or_itself(there, config.parent)
     settings: Any = there.config
+    size = next((sizes_of(part)[0][-2:] for part in encoders_of([settings])), None)
+    if size is not None and size[0] != size[1]:
+        resize_in_place(there)  # whose grids its class reads as squares
+    model = converted_or_itself(there, config.parent)
     outputs = getattr(settings, "out_features", None)
     if model is not there and outputs and outputs != settings.stage_names[-1:]:
         indices = [index - 1 for index in settings.out_indices if index > 0]
@@ -91,14 +94,11 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
             f"forward_intermediates(images, indices={indices}) does, without the stem.",
             stacklevel=2,
         )
-    size = next((sizes_of(part)[0][-2:] for part in encoders_of([settings])), None)
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(transformers, preprocessor, size))
     if model is there and size is not None:
         untyped: Any = model
         untyped.pretrained_cfg = {**untyped.pretrained_cfg, "input_size": (image_channels(model), *size)}
-        if size[0] != size[1]:
-            resize_in_place(model)  # whose grids its class reads as squares
     return model
 
 
@@ -172,8 +172,10 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
                 raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
             model, problems = kind.from_pretrained(folder, **options)
             if poolers := {key.rpartition("pooler.")[0] for key in problems["missing_keys"] if "pooler." in key}:
-                for name_of_part in poolers:  # built without one, as by add_pooling_layer=False
-                    model.get_submodule(name_of_part.rstrip(".")).pooler = None
+                for place in poolers:  # built without one, as by add_pooling_layer=False
+                    part = model.get_submodule(place.rstrip("."))
+                    del part.pooler
+                    part.pooler = None
                 problems["missing_keys"] = {key for key in problems["missing_keys"] if "pooler." not in key}
             without_sides(model)
         except Exception as error:  # it has many kinds for a damaged file

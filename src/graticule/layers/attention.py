@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.bias import Bias
 from graticule.position.layer import OF_PAIRS, LayerPosition
+from graticule.position.rotation import saves_inputs
 from graticule.registry.checks import checked
 from graticule.registry.fields import Channels, Positive, ShareBelowOne, SmallCount
 
@@ -115,6 +116,9 @@ class Attention(nn.Module):
             q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
             k = F.normalize(k, dim=-1)
         if position.rotary is not None:
+            plain = isinstance(self.q_norm, nn.Identity) and self.logit_scale is None
+            if v.requires_grad and plain and not saves_inputs(position.rotary):
+                v = v.contiguous()  # a view would keep queries and keys before the rotation for the backward pass
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)

@@ -250,12 +250,6 @@ def test_a_model_that_is_not_as_expected_is_refused_before_training(choice, expe
     assert differences(facts, built) == []
 
 
-def test_a_relative_bias_has_the_standard_deviation_of_all_its_layers_with_any_joining():
-    for joining in ("default", "lape", "lape(over='heads')"):
-        bias = facts_in({"encoding": "relative_bias", "joining": joining, "model_kwargs": ("depth=4",)})
-        assert bias["values"] == 4 * 4 * 13 * 13 and float(bias["std"]) == pytest.approx(0.02, rel=0.06)
-
-
 def test_a_peg_after_the_last_layer_has_no_effect_as_its_study_says():
     recipes = load("cpvt_forms").recipes()
     without_effect = {}

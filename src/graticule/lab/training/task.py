@@ -79,8 +79,7 @@ class Task(ABC, Generic[R, D]):
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
     #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: The word for examples in messages, and the unit of speed in the progress bar.
-    examples: ClassVar[str] = "examples"
+    #: The unit of speed in the progress bar.
     unit: ClassVar[str] = "ex/s"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
