@@ -37,7 +37,7 @@ test-slow: $(VENV)/.dev
 # With as many processes as PROCESSES: they share the GPU, and most of the time is PyTorch's on the CPU.
 PROCESSES ?= 2
 test-gpu: $(VENV)/.dev
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m gpu tests/gpu -n $(PROCESSES)
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m gpu tests/gpu -n $(PROCESSES) --dist worksteal
 
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:

@@ -21,10 +21,10 @@ from PIL import Image
 from timm.data.transforms_factory import create_transform
 from turns import in_turns
 
-from graticule.lab.data.device_transforms import AugmentedImages, batch_augmentation
+from graticule.lab.data.device_transforms import AugmentedImages
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.sampling import BatchIndices
-from graticule.lab.data.transforms import ImageExamples, byte_values, training_transform
+from graticule.lab.data.transforms import ImageExamples, training_transform
 from graticule.lab.recipes.load import load_recipe
 
 INFO = DatasetInfo("cifar10", (*"0123456789",), 3, (32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -49,10 +49,8 @@ def passes(recipe: str, count: int, device: str) -> dict[str, Callable[[], None]
         std=INFO.std,
     )
     timms.transforms[-1].device = "cpu"
-    steps = batch_augmentation(INFO, size, augmentation)
-    assert steps is not None
     stored = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-    batches = AugmentedImages(stored, labels, byte_values(INFO), steps, 0).to(torch.device(device))
+    batches = AugmentedImages(stored, labels, INFO, size, augmentation, 0).to(torch.device(device))
 
     def ours_whole() -> None:
         epoch = next(epochs)

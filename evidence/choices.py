@@ -60,18 +60,18 @@ WHERE = {
 }
 #: Its columns: title -> contrast. LaPE's table starts at 0.02, but on CIFAR-10 at 0.2, as in ViT-Lite.
 EFFECTS = {
-    "LaPE less the same table, once": "beside, LN chain - once, std 0.02",
-    "LaPE less a table of 1, once": "beside, LN chain - once, std 1",
-    "amplitude, once: 1 less 0.02": "once, std 1 - once, std 0.02",
-    "place of a table of 1": "beside, std 1 - once, std 1",
-    "place of a table of 0.2": "beside, std 0.2 - once, std 0.2",
-    "their difference": "beside, std 1 - once, std 1 - beside, std 0.2 + once, std 0.2",
+    "LaPE - the same table once": "beside, LN chain - once, std 0.02",
+    "LaPE - a table of 1 once": "beside, LN chain - once, std 1",
+    "amplitude, 1 - 0.02": "once, std 1 - once, std 0.02",
+    "place, table of 1": "beside, std 1 - once, std 1",
+    "place, table of 0.2": "beside, std 0.2 - once, std 0.2",
+    "interaction": "beside, std 1 - once, std 1 - beside, std 0.2 + once, std 0.2",
     "norms": "beside, LN chain - beside, std 1",
     "learning rate": "beside, LN chain - beside, LN chain, std 1",
 }
 
 #: Study -> the columns whose table starts otherwise there.
-OTHER_STARTS = {"lape_place_cifar10": {"LaPE less the same table, once": "beside, LN chain - once, std 0.2"}}
+OTHER_STARTS = {"lape_place_cifar10": {"LaPE - the same table once": "beside, LN chain - once, std 0.2"}}
 #: (data, condition, contrast) of its cells.
 CELLS = {(data, at, text) for data, at in WHERE.values() for text in (EFFECTS | OTHER_STARTS.get(data, {})).values()}
 
@@ -79,7 +79,7 @@ CELLS = {(data, at, text) for data, at in WHERE.values() for text in (EFFECTS | 
 def why_part(_: str, registry: Registry) -> str:
     """Return the table of answers by data set."""
     rows = {(row.data, row.at, row.contrast): (row, contrast) for row, contrast in registry.of(variant="")}
-    table = [("where", *EFFECTS)]
+    table = [("data", *EFFECTS)]
     for title, (data, at) in WHERE.items():
         effects = {**EFFECTS, **OTHER_STARTS.get(data, {})}
         found = [rows.get((data, at, contrast)) for contrast in effects.values()]

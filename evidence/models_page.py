@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 import graticule
 from evidence.records import csv_of_records, read_records
 from graticule.analysis.audit import audit
-from graticule.external.images import call, image_size, own_patch_size, set_input_size
+from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, markdown
@@ -45,8 +45,8 @@ from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
 DATA = Path(__file__).with_name("models.csv")
-#: Bytes of memory of a process, and the number of models that it measures.
-MEMORY, SLICE = 4 * 2**30, 12
+#: Bytes of memory of a process, and the number of models that two processes measure.
+MEMORY, SLICE = 4 * 2**30, 24
 #: Seconds of processor time after which an operation is stopped.
 SECONDS = 40
 with Path(__file__).with_name("small_models.csv").open(encoding="utf-8") as _file:
@@ -294,8 +294,8 @@ class Operations:
         return None if are_same(actual, expected) else "other outputs"
 
     def expected(self, shape: tuple[int, ...], images: Tensor) -> list[Tensor] | None:
-        """Return what the model itself computes at a size, or timm's `set_input_size` makes of it; None if neither."""
-        for prepare in (lambda _: None, lambda model: set_input_size(model, shape)):
+        """Return what timm's `set_input_size` makes of a model, or else what the model itself computes at a size."""
+        for prepare in (lambda model: model.set_input_size(img_size=shape), lambda _: None):
             model = copy.deepcopy(self.model)  # which may change its windows for the size
             try:
                 prepare(model)
@@ -414,11 +414,13 @@ def record(names: list[str], only: list[str]) -> None:
     """Measure models in processes of a few each, two at a time, and store each row at once."""
     rows = {row.name: row for row in read_records(DATA, Row)}
     context, limit = multiprocessing.get_context("spawn"), (resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    with ProcessPoolExecutor(2, context, resource.setrlimit, limit, max_tasks_per_child=SLICE) as pool:
-        for row in pool.map(measure, names, [only] * len(names), map(rows.get, names)):
-            rows |= {row.name: row} if row else {}
-            ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
-            write_text(DATA, csv_of_records(Row, ordered))
+    for start in range(0, len(names), SLICE):  # `max_tasks_per_child` of Python 3.11 can stop for ever
+        with ProcessPoolExecutor(2, context, resource.setrlimit, limit) as pool:
+            part = names[start : start + SLICE]
+            for row in pool.map(measure, part, [only] * len(part), map(rows.get, part)):
+                rows |= {row.name: row} if row else {}
+                ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
+                write_text(DATA, csv_of_records(Row, ordered))
 
 
 def table(rows: list[Row]) -> str:
@@ -442,7 +444,7 @@ def main() -> None:
     if unknown := requested - {"timm", "transformers", *MODELS}:
         parser.error(f"`--measure` must name timm, transformers or models of small_models.csv, got {unknown}")
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    measured = {row.name for row in read_records(DATA, Row) if row.date == today and not options.only}
+    measured = {row.name for row in read_records(DATA, Row) if row.date == today}
     names = [name for name, cells in MODELS.items() if cells["library"] in requested and name not in measured]
     record([*names, *(name for name in MODELS if name in requested)], options.only)
     rows = read_records(DATA, Row)

@@ -35,7 +35,7 @@ MEMORY = 24 << 30
 _RESERVE = 20.0
 #: Tests of what was never run on a GPU, and parts of benchmarks/gpu.py that missed their goals or were never run.
 _TESTS = ("tests/gpu/test_device_runs.py", "tests/gpu/test_device_images.py")
-_PARTS = ("models: deit", "loop", "position", "biases", "models: swin")
+_PARTS = (("models: deit", "loop"), ("position", "biases", "models: swin"))
 
 
 @dataclass
@@ -104,20 +104,18 @@ def _wait(device: str) -> None:
 
 
 def checks(steps: Steps, options: argparse.Namespace) -> None:
-    """Measure the ceilings, run the tests, and benchmarks/gpu.py in the rest of the time."""
+    """Measure the ceilings, run the tests, benchmarks/images.py, and benchmarks/gpu.py in the rest of the time."""
     ceilings(steps)
     quick = ["--quick"] if steps.quick else []
     chosen = ["-n", "0", "-k", "captured or operation"] if steps.quick else ["-n", "12"]
     tests = [test for test in _TESTS if (TOP / test).exists()]
     steps.call("tests", ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark", *chosen, *tests], share=0.35)
-    steps.call(
-        "benchmarks",
-        [
-            *("benchmarks/gpu.py", *quick, "--output", str(steps.output)),
-            *("--minutes", f"{max(steps.left - _RESERVE, 0) / 60:.2f}"),
-            *("--parts", *_PARTS[: 2 if steps.quick else None]),
-        ],
-    )
+    images = quick or ["--device", "cuda", "--images", "50000", "--rounds", "5"]
+    steps.call("images", ["benchmarks/images.py", *images], share=0.2)
+    for parts in _PARTS[: 1 if steps.quick else None]:
+        minutes = f"{max(steps.left - _RESERVE, 0) / 60:.2f}"
+        arguments = [*quick, "--output", str(steps.output), "--minutes", minutes, "--parts", *parts]
+        steps.call(f"benchmarks of {', '.join(parts)}", ["benchmarks/gpu.py", *arguments])
 
 
 def trainings(steps: Steps, options: argparse.Namespace) -> None:

@@ -241,25 +241,6 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
     assert_loaded_or_unchanged(target, path, data.draw(WAYS))
 
 
-#: Operations on a model, with any value.
-OPERATIONS = {
-    "fold": lambda model, value: graticule.fold(model, value),
-    "resize": lambda model, value: graticule.resize(model, value),
-    "set_input_size": lambda model, value: model.set_input_size(value),
-    "forward_intermediates": lambda model, value: model.forward_intermediates(torch.zeros(1, 3, 32, 32), value),
-    "reset_classifier": lambda model, value: model.reset_classifier(value),
-}
-
-
-@fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=LIGHT)
-def test_an_operation_on_a_model_is_done_or_leaves_it_unchanged(name, value):
-    model = tiny("learnable", "lape").train()
-    before = copy.deepcopy(model.state_dict())
-    if isinstance(attempt(lambda: OPERATIONS[name](model, value)), REFUSED):
-        assert model.training
-        assert_unchanged(model, before)
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """Return folders of published models: a backbone, a detector and a segmentation model."""

@@ -57,7 +57,7 @@ STANDS = {
     "--model FOLDER": "--model ./FOLDER2",
     "--images 0 5 --sizes 224 288": "--images 0 5 --sizes 28 36",
     "--sizes 160 192 224 288": "--sizes 20 28",
-    "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
+    "--sizes 160 192 288 --mode canvas": "--sizes 20 24 32 --mode canvas",
     "--sizes 336 448x672": "--sizes 20 20x40",
     "--window 512 --stride 341": "--window 96 --stride 60",
     "identify FILE.py:NAME": "identify rotation.py:code",

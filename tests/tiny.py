@@ -41,8 +41,6 @@ def families(fast: Collection[str], among: Iterable[str] = SMALL) -> Any:
 every_family = families(SMALL)
 #: For laws of public functions; in `make test`, the contract in tests/testing covers all families.
 three_families = families(THREE)
-#: For code that does not depend on the family.
-two_families = families(THREE[:2])
 
 #: The name of the smallest model of every class.
 SMALLEST = list(

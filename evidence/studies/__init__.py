@@ -38,6 +38,8 @@ COLUMNS: dict[str, type] = {
     **{"seconds": float, "recipe": str, "date": str, "graticule": str, "torch": str, "timm": str, "machine": str},
     "threads": int,
 }
+#: A table whose rows have the standard deviation 1, as those of a norm: a normal of 1.37, truncated at 2.
+EXACT = "learnable(std=1.37)"
 #: What identifies a run.
 CELL = ["choice", "variant", "seed"]
 #: Seconds that another process may take to add its rows to a table.
@@ -79,7 +81,7 @@ class Study:
     base: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[tuple[int, int], ...] = ()
-    modes: tuple[Literal["zoom", "canvas", "crop"], ...] = ("zoom",)
+    modes: tuple[Literal["zoom", "canvas"], ...] = ("zoom",)
     decimals: int = 2
     controls: str = ""
     follows: str = ""
@@ -212,7 +214,7 @@ def run_study(
         if wrong := differences(facts_of(recipes[name], model, images), expected):
             raise ValueError(f"`expects` must be what is built: {name!r} must have {'; '.join(wrong)}.")
 
-    parameters = check_choices(missing, sizes=study.sizes, modes=study.modes, inspect=inspect)
+    parameters = check_choices(missing, sizes=study.sizes, inspect=inspect)
 
     def measure(run: PlannedRun) -> None:
         choice, variant = study.cells[run.choice]

@@ -1,9 +1,7 @@
 """LaPE on sinusoids and on a relative bias, LaPE in the first layer, and CPVT's pooling, with matched controls."""
 
-from evidence.studies import Study
+from evidence.studies import EXACT, Study
 
-#: Rows of this standard deviation before truncation at 2 have the standard deviation 1.
-TABLE = "learnable(std=1.37)"
 #: The spread of the rows around their mean after a LayerNorm, on 5 x 5 patches and 64 channels.
 NORMED = {"1-D": 0.639, "2-D": 0.456}
 
@@ -11,9 +9,9 @@ NORMED = {"1-D": 0.639, "2-D": 0.456}
 def study() -> Study:
     """Compare encodings of equal spread, with and without LaPE's places and norms."""
     choices: dict[str, dict[str, str]] = {
-        "table": {"encoding": TABLE},
-        "table beside": {"encoding": TABLE, "joining": "lape(decomposition='w')"},
-        "table beside, first layer": {"encoding": TABLE, "joining": "lape(decomposition='w', layers=1)"},
+        "table": {"encoding": EXACT},
+        "table beside": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+        "table beside, first layer": {"encoding": EXACT, "joining": "lape(decomposition='w', layers=1)"},
     }
     for axes, spread in NORMED.items():
         name, encoding = f"sinusoidal {axes}", f"sinusoidal_{axes[0]}d"
@@ -34,7 +32,7 @@ def study() -> Study:
             "joining": "lape(over='heads')",
         },
         "relative bias, from zero, LaPE": {"encoding": "relative_bias(std=0)", "joining": "lape"},
-        "table, GAP": {"encoding": TABLE, "global_pool": "avg"},
+        "table, GAP": {"encoding": EXACT, "global_pool": "avg"},
         "PEG": {"encoding": "peg"},
         "PEG, GAP": {"encoding": "peg", "global_pool": "avg"},
     }

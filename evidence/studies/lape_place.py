@@ -1,9 +1,6 @@
 """Why LaPE helps: the table's place, its spread, or the norm; a factorial declared before its runs."""
 
-from evidence.studies import Study
-
-#: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
-EXACT = "learnable(std=1.37)"
+from evidence.studies import EXACT, Study
 
 
 def study() -> Study:

@@ -1,9 +1,6 @@
 """Why LaPE helps, in a deep model: six choices of `lape_place` with 24 layers."""
 
-from evidence.studies import Study
-
-#: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
-EXACT = "learnable(std=1.37)"
+from evidence.studies import EXACT, Study
 
 
 def study() -> Study:

@@ -78,7 +78,7 @@ def test_the_numbers_are_those_of_the_definition():
     spread = (features - features.mean()).square().mean()
     # the position with a value differs, and so does the one that its content moved to: (2)^2 each, of 12 patches
     assert result.all_patches[0] == pytest.approx(float((2 * 4.0 / 12 / spread).sqrt()), rel=1e-12)
-    assert np.isnan(result.logits) and "no head" in result.verdict()
+    assert np.isnan(result.logits) and "no head" in result.heading
 
 
 def test_tokens_of_the_border_are_those_near_an_edge_before_or_after_the_shift():

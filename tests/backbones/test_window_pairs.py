@@ -36,5 +36,6 @@ def test_a_pair_of_swin_is_timms(name):
     ours.load_state_dict(graticule.convert(reference).state_dict())
     images = torch.randn(2, 3, 64, 96)
     torch.testing.assert_close(ours(images), reference(images))
-    with pytest.raises(ValueError, match="for each of 2 stages, got"):
-        graticule.create_model(name, **{**SWIN, "window_size": ((4, 2),)})
+    for pairs in (1, 3):
+        with pytest.raises(ValueError, match="for each of 2 stages, got"):
+            graticule.create_model(name, **{**SWIN, "window_size": ((4, 2),) * pairs})

@@ -85,17 +85,7 @@ FILES = {
         *(VIT, {}, lambda s: {"student": prefixed("module.backbone.", noise(s)), "teacher": prefixed("backbone.", s)}),
         "student.module.backbone.cls_token",
     ),
-    "facebookresearch/dino#66": (
-        *(VIT, {}, lambda s: {"teacher": {**prefixed("backbone.", s), "head.mlp.0.weight": ZEROS}, "epoch": 3}),
-        "teacher.head.mlp.0.weight",
-    ),
-    "facebookresearch/dinov2#235": (
-        *(VIT, {}, lambda s: {"model": prefixed("student.backbone.", noise(s)) | prefixed("teacher.backbone.", s)}),
-        "student.backbone.cls_token",
-    ),
-    "facebookresearch/dinov2#321": (VIT, {}, lambda s: renamed(s, **{"^blocks__": "blocks.0."}), None),
     "open-edge-platform/geti#4411": (VIT, REGISTERS, lambda s: {**registers(s), "mask_token": ZEROS}, "mask_token"),
-    "facebookresearch/dinov3#290": (VIT, REGISTERS, lambda s: renamed(s, reg_token="storage_tokens"), None),
     "facebookresearch/moco-v3": (
         *(VIT, {}, lambda s: prefixed("module.base_encoder.", s) | prefixed("module.momentum_encoder.", noise(s))),
         "momentum_encoder.cls_token",
@@ -119,10 +109,6 @@ FILES = {
         lambda s: renamed(s, fc1_g="w1", fc1_x="w2", fc2="w3", mlp__norm="mlp.ffn_ln", q_proj__bias="q_bias"),
         None,
     ),
-    "hustvl/MIMDet#11": (
-        *(VIT, {}, lambda s: {"model": {**s, "mask_token": ZEROS, "decoder_blocks.0.norm1.weight": ZEROS}}),
-        "decoder_blocks.0.norm1.weight",
-    ),
     "facebookresearch/ijepa#50": (
         VIT,
         {},
@@ -145,10 +131,6 @@ FILES = {
     "microsoft/Swin-Transformer#271": (
         *(SWIN, WINDOWS, lambda s: prefixed("encoder.", microsoft(s)) | {"decoder.0.weight": ZEROS}),
         "decoder.0.weight",
-    ),
-    "SwinTransformer/Swin-Transformer-Object-Detection": (
-        *(SWIN, WINDOWS, lambda s: prefixed("backbone.", microsoft(s)) | {"rpn_head.weight": ZEROS}),
-        "rpn_head.weight",
     ),
 }
 

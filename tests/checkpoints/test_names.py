@@ -7,7 +7,7 @@ import torch
 
 import graticule
 from graticule.backbones.swin_v2 import _is_reference
-from graticule.checkpoints.layouts import rename_start, renamed
+from graticule.checkpoints.layouts import rename_start
 from graticule.position.position import ENCODINGS
 from tiny import GATED, build, draw, every_family
 
@@ -57,12 +57,6 @@ def test_a_rename_applies_to_whole_components_at_the_beginning_of_a_name():
     assert rename_start("blocks.3.mlp.fc1.weight", *pair) == "blocks.3.leff.fc1.weight"
     for name in ("blocks.3.mlps.0", "blocks.3.attn.mlp.0", "position.blocks.3.mlp.0", "blocks", "myblocks.3.mlp"):
         assert rename_start(name, *pair) == name
-
-
-def test_two_names_that_become_one_are_refused():
-    assert renamed({"a.b": 1, "c": 2}, str.upper) == {"A.B": 1, "C": 2}
-    with pytest.raises(ValueError, match=r"^a\.b and A\.B are both A\.B under other names\.$"):
-        renamed({"a.b": 1, "A.B": 2}, str.upper)
 
 
 def test_a_file_with_a_weight_under_two_names_is_refused():

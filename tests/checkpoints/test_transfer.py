@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from timm.models._manipulate import adapt_input_conv
 
 import graticule
-from graticule import Grid, fold, load_checkpoint, transfer, unfold
-from graticule.checkpoints.transfer import Transferred
+from graticule import Grid, fold, load_checkpoint, transfer
 from in_turn import case, in_turn
 from tiny import COVER, DEPTH, SIZE, SMALL, assert_same, draw, every_family, holds, images, images_for, tiny
 
@@ -123,12 +122,6 @@ def test_the_checkpoint_is_unchanged_and_the_model_keeps_dtype_and_requires_grad
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not model.patch_embed.proj.weight.requires_grad and model.head.weight.requires_grad
     assert not any(parameter.grad_fn for parameter in model.parameters())
-
-
-def test_an_own_encoding_without_a_table_is_transferred(my_methods):
-    first, model = (graticule.create_model("convolutional_vit", encoding="random_fourier") for _ in range(2))
-    assert set(report_of(model, first.state_dict()).totals) == {"loaded"}
-    assert_same(model.state_dict(), first.state_dict(), atol=0)
 
 
 # Another size
@@ -420,30 +413,6 @@ def test_a_checkpoint_of_timms_swin_is_transferred_to_another_window():
     assert with_status(report, "unused") == {"head.fc.weight", "head.fc.bias"}
 
 
-def test_the_table_groups_rows_of_the_same_status():
-    model = vit("learnable", "unshared", mlp_ratio=2.0, depth=4)
-    lines = transfer(model, vit().state_dict()).table()
-    assert [(row.name, row.status) for row in lines] == [
-        ("cls_token", "loaded"),
-        ("patch_embed", "loaded"),
-        ("position.encodings.0", "loaded"),
-        ("position.encodings.1-3", "copied"),
-        ("blocks.0-2.norm1", "loaded"),
-        ("blocks.0-2.attn", "loaded"),
-        ("blocks.0-2.norm2", "loaded"),
-        ("blocks.0-2.mlp.fc1.weight", "new"),
-        ("blocks.0-2.mlp.fc1.bias", "new"),
-        ("blocks.0-2.mlp.fc2.weight", "new"),
-        ("blocks.0-2.mlp.fc2.bias", "new"),
-        ("blocks.3", "new"),
-        ("norm", "loaded"),
-        ("head", "loaded"),
-        ("blocks.0-2.mlp", "unused"),
-    ]
-    count = sum(parameter.numel() for parameter in model.blocks[3].parameters())
-    assert Transferred("blocks.3", "new", "not in the checkpoint", count) in lines
-
-
 def test_names_that_start_other_names_and_names_of_any_form_have_a_line():
     state = dict(vit().state_dict())
     odd = {name: torch.zeros(2) for name in ("head", "blocks", "blocks.0", "", ".", "a..b", "a.", "7", "9.1", "10.1")}
@@ -474,10 +443,6 @@ def test_what_cannot_be_transferred_is_refused_and_the_model_is_unchanged(build,
     assert_same(model.state_dict(), before, atol=0)
 
 
-def test_an_unfolded_model_is_not_refused():
-    assert set(transfer(unfold(fold(vit())), vit().state_dict()).totals) == {"loaded"}
-
-
 @pytest.mark.parametrize("family", ["ViT, DeiT", "Swin", "PosMLP", "PVT", "gMLP"])
 def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
     for other in ("ViT, DeiT", "Swin", "PosMLP", "PVT", "gMLP"):
@@ -485,30 +450,3 @@ def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
             path = save(small(other), tmp_path)
             with pytest.raises(ValueError, match=r"model.safetensors does not fit .* no weight of its blocks does"):
                 transfer(small(family), path)
-
-
-#: Tensors that fit nowhere, and the reason, if it is the same for every tensor of the model.
-STRANGE = [
-    *((torch.zeros(*shape), "") for shape in ((0,), (1, 0, 24), (17, 0), (17, 23), (2, 17, 24), (1, 6, 24))),
-    (torch.tensor(1.0), ""),
-    (torch.zeros(1, 17, 24, dtype=torch.int8), "int8 there"),
-    (torch.zeros(1, 17, 24, dtype=torch.complex64), "complex64 there"),
-    (torch.zeros(17, 24).to_sparse(), "sparse there"),
-    (torch.zeros(1, 17, 24, device="meta"), "without values there"),
-    (torch.full((1, 1, 24), torch.inf), "not finite there"),
-]
-
-
-@in_turn("encoding", ["learnable", "sinusoidal_2d", "relative_bias"])
-def test_a_tensor_of_a_strange_kind_is_left_and_the_rest_is_taken(encoding):
-    """No shape, layout or dtype of any tensor breaks the transfer."""
-    model, state = vit(encoding), dict(vit(encoding).state_dict())
-    table = next(name for name in state if name.startswith("position."))
-    others = ("patch_embed.proj.weight", "cls_token", "head.weight", "blocks.0.norm1.weight")
-    for name in (table, *(others if encoding == "learnable" else ())):
-        for value, reason in STRANGE:
-            with case(f"{name}: {tuple(value.shape)}, {value.dtype}, {value.layout}, {value.device}"):
-                report = report_of(model, {**state, name: value})
-                rows = {row.name: row for row in report.rows if row.status != "unused"}
-                assert rows[name].status == "new" and (reason in rows[name].detail or "classes" in rows[name].detail)
-                assert rows["blocks.1.attn.qkv.weight"].status == "loaded" and model.cls_token.isfinite().all()

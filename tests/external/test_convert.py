@@ -134,6 +134,15 @@ REFUSED = [
     (changed(VIT, attribute("blocks.1.drop_path2", timm.layers.DropPath(0.3))), "drop_path2 is DropPath, not Identity"),
     # changed parts
     (
+        changed(VIT, attribute("blocks.0.mlp.act", torch.nn.SiLU())),
+        "blocks.0.mlp.act is SiLU, not GELU as in the others;",
+    ),
+    (changed(VIT, attribute("norm_pre", torch.nn.LayerNorm(48))), "`norm_pre` of VisionTransformer must be Identity"),
+    (
+        changed(partial(VIT, reg_tokens=2), attribute("reg_token", None)),
+        "`reg_token` of VisionTransformer must be as `num_reg_tokens` = 2 says to be converted, got None.",
+    ),
+    (
         changed(VIT, attribute("blocks.1.ls1", torch.nn.ReLU())),
         "`model` must be a VisionTransformer as timm builds it from settings that have a counterpart here, but "
         "blocks.1.ls1 is ReLU, not Identity; convert the model before such a change.",
@@ -174,7 +183,7 @@ REFUSED = [
     (changed(MIXER, attribute("blocks.1.mlp_channels.act", torch.nn.ReLU())), "mlp_channels.act is ReLU, not GELU"),
     (
         changed(VIT, attribute("blocks.0.attn", torch.nn.ReLU())),
-        "part that cannot be read: `blocks.0.attn`, ReLU: AttributeError: 'ReLU' object",
+        "part of another kind: `blocks.0.attn`, ReLU, which has no `",
     ),
     # parts without a counterpart
     (of("vit_dwee_patch16_reg1_gap_256"), "but blocks.0.attn is DiffAttention, not Attention"),

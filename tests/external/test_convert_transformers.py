@@ -173,6 +173,11 @@ REFUSED = [
     ),
     (changed(VIT, quantize), "`model` must have weights in floating point, got a quantized one"),
     (changed(VIT, attribute("config.quantization_config", {"bits": 4})), "`config.quantization_config` of V"),
+    (changed(VIT, attribute("config.return_dict", False)), "`config.return_dict` of ViTModel must be True"),
+    (
+        changed(partial(build, "BeitModel", SMALL), attribute("layers.1.drop_path.drop_prob", 0.5)),
+        "but layers.1.drop_path.drop_prob is 0.5, not 0.1; convert",
+    ),
     (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "follows from config.hidden_dropout_prob = 0.5;"),
     (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU, which follows from config.hidden_act = 'relu', "),
     (
@@ -293,7 +298,10 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
         with torch.no_grad():
             torch.testing.assert_close(outputs_of(there, x)[0], ours(x), rtol=0, atol=1e-5)
     assert graticule.convert(there).img_size == (32, 48)
-    with pytest.raises(ValueError, match="`model` must have images that VJEPA2Model can have, got 4 x 32 x 48: "):
+    with pytest.raises(
+        ValueError,
+        match="`model` must have images and patches that transformers' VJEPA2Model can be built for, got 4 x 3",
+    ):
         videos = graticule.convert(build("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4}))
         videos.set_input_size((4, 32, 48))
         graticule.to_transformers(videos)

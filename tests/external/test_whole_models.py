@@ -308,6 +308,33 @@ def test_vit_and_swin_of_torchvision_are_those_that_are_built_for_the_size():
         torch.testing.assert_close(graticule.resize(swin, 96)(images), before, rtol=0, atol=0)
 
 
+class Segmenter(nn.Module):
+    """A model of one's own around some of transformers."""
+
+    def __init__(self, *encoders: nn.Module) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [encoder(x)[0] for encoder in self.encoders]
+
+
+def test_models_of_transformers_in_a_module_are_resized():
+    encoders = [whole(name, **VIT, image_size=32) for name in ("ViTModel", "Dinov2Model")]
+    model, images = Segmenter(*encoders), torch.randn(1, 3, 32, 64)
+    with torch.no_grad():
+        expected = [
+            encoder(images, **options)[0]
+            for encoder, options in zip(encoders, ({"interpolate_pos_encoding": True}, {}), strict=True)
+        ]
+        assert graticule.resize(model, (32, 64)) is model
+        for actual, before in zip(model(images), expected, strict=True):
+            torch.testing.assert_close(actual, before, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="must have models of one library, got Segmenter with some of timm and of"):
+        graticule.resize(Segmenter(encoders[0], timm.create_model("vit_tiny_patch16_224", img_size=32)), 64)
+    assert encoders[0].config.image_size == [32, 64]
+
+
 IDEFICS = {"text_config": {**TEXT, "model_type": "llama"}, "image_token_id": 98, "scale_factor": 2}
 
 

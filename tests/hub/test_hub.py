@@ -275,13 +275,6 @@ def test_weights_of_another_shape_are_refused(changed):
         graticule.from_pretrained(copy)
 
 
-def test_links_to_files_elsewhere_are_followed(model, changed, tmp_path):
-    copy = changed()
-    shutil.move(copy / "model.safetensors", tmp_path / "elsewhere.safetensors")
-    (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    assert_same_outputs(graticule.from_pretrained(copy), model)
-
-
 def test_a_folder_without_a_model_is_refused(model, tmp_path):
     (tmp_path / "empty").mkdir()
     for source, message in [
@@ -392,14 +385,6 @@ def test_a_file_of_a_folder_without_a_model_is_not_replaced(model, tmp_path):
         with pytest.raises(ValueError, match=f"`folder` must be new .* whose {name} would be replaced"):
             model.save_pretrained(folder)
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]
-
-
-def test_a_folder_of_a_published_model_is_written_again(model, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    other = copy.deepcopy(model)
-    torch.nn.init.constant_(other.head.bias, 3)
-    other.save_pretrained(tmp_path / "model")
-    assert (graticule.from_pretrained(tmp_path / "model").head.bias == 3).all()
 
 
 def test_a_link_that_leads_nowhere_is_named_as_such(model, tmp_path):

@@ -1,11 +1,8 @@
 """Different encodings per layer, and biases of some heads: the same text in Python, commands and recipes."""
 
-import json
-
 import torch
 
 import graticule
-from commands import run_command
 from graticule import Grid, LayerPosition, build_position
 from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
@@ -23,26 +20,24 @@ def fields(position):
     return {name for name, value in position._asdict().items() if value is not None}
 
 
-def test_each_layer_can_have_another_encoding_or_none():
-    position = build("rope(layers=[0, 1]) + relative_bias(layers=[3])")
-    assert [fields(layer) for layer in position(GRID)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
-
-
 def test_the_same_encoding_can_have_other_options_in_other_layers():
     position = build("rope(base=100.0, layers=2) + rope(base=5.0, layers=[2, 3])")
     first, _, third, _ = (layer.rotary for layer in position(GRID))
     assert not torch.equal(first.table if hasattr(first, "table") else first[0], third[0])
 
 
-def test_the_layers_of_an_encoding_replace_those_of_the_joining():
-    position = build("learnable + rope(layers=[3])", "lape(layers=2)")
-    assert [fields(layer) for layer in position(GRID)] == [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]
-    same = (build("learnable(layers=[1, 2])", "shared")(GRID), build("learnable", "shared(layers=[1, 2])")(GRID))
-    assert (
-        [fields(a) for a in same[0]]
-        == [fields(b) for b in same[1]]
-        == [set(), {"added_to_stream"}, {"added_to_stream"}, set()]
-    )
+TABLE = {"added_to_stream"}
+LAYERS = [
+    ("rope(layers=[0, 1]) + relative_bias(layers=[3])", "default", [{"rotary"}, {"rotary"}, set(), {"bias"}]),
+    ("learnable + rope(layers=[3])", "lape(layers=2)", [{"after_norm"}, {"after_norm"}, set(), {"rotary"}]),
+    ("learnable(layers=[1, 2])", "shared", [set(), TABLE, TABLE, set()]),
+    ("learnable", "shared(layers=[1, 2])", [set(), TABLE, TABLE, set()]),
+]
+
+
+@in_turn(("encoding", "joining", "expected"), LAYERS)
+def test_each_layer_has_the_encodings_that_name_it_and_those_of_the_joining(encoding, joining, expected):
+    assert [fields(layer) for layer in build(encoding, joining)(GRID)] == expected
 
 
 OPTIONAL = [
@@ -76,19 +71,6 @@ def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
     graticule.unfold(model)
     names = {name.split(".")[-1] for name, _ in model.position.named_parameters() if ".biases." in name}
     assert names == {"0", "1", "2"}
-
-
-def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
-    encoding = "rope(layers=[0, 1]) + relative_bias(layers=[3])"
-    arguments = ["train", "digits_quick", "--encoding", encoding, "--quick", "--output", tmp_path / "run"]
-    code, _, error = run_command(capsys, *arguments, "--model-kwargs", "depth=4")
-    assert code == 0, error
-    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert encoding in json.dumps(recipe)
-    run = graticule.Run.open(tmp_path / "run")
-    assert run.recipe().encoding == encoding
-    model = run.model()
-    assert [fields(layer) for layer in model.position(model.grid)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
 
 
 test_invalid_layers_and_heads_are_refused = refusals(

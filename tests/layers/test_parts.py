@@ -1,4 +1,4 @@
-"""Norms, MLPs, projections and blocks of other models, each compared with its formula."""
+"""Norms, MLPs, gating units, projections and blocks of other models, each compared with its formula."""
 
 from functools import partial
 
@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 import graticule
-from graticule import LayerPosition
+from graticule import Grid, LayerPosition
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
+from graticule.layers.gating import GatingUnit, mix_tokens
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
+from graticule.position.windows import Windows
 from in_turn import in_turn, refusals
 from tiny import assert_same, draw, draw_double, images, tiny
 
@@ -175,10 +177,43 @@ def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
     assert torch.equal(outputs[0], expected) and torch.equal(outputs[-1], expected)
 
 
-def test_pre_is_left_to_the_backbone(block, x):
-    assert torch.equal(block(x, LayerPosition(added_to_stream=torch.randn(N, D))), block(x))
-
-
 def test_a_dropped_path_leaves_the_shortcut(x):
     block = Block(D, HEADS, drop_path=0.999999).double().train()
     assert torch.equal(block(x), x) and not torch.equal(block.eval()(x), x)
+
+
+@pytest.mark.parametrize("windows", [None, Windows(Grid(3, 5), Grid(2, 2), (1, 1))])
+def test_an_empty_batch_is_mixed_to_an_empty_batch(windows):
+    tokens = 15 if windows is None else 4
+    mixed = mix_tokens(torch.rand(0, 15, 6), torch.rand(2, tokens, tokens), torch.rand(tokens), windows)
+    assert mixed.shape == (0, 15, 6)
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm])
+def test_the_halves_of_a_gating_unit_come_together_as_figure_3_draws_them(norm):
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    position = LayerPosition(
+        mixing=torch.randn(2, 6, 6, dtype=torch.float64), spatial_bias=torch.randn(6, dtype=torch.float64)
+    )
+
+    def mixed(v):
+        return mix_tokens(v if norm is None else nn.functional.layer_norm(v, v.shape[-1:]), *position[-2:])
+
+    u, v = x[..., :4], x[..., 4:]
+    expected = {
+        "gate": u * mixed(v),
+        "add": u + mixed(v),
+        "concat": torch.cat([u, mixed(v)], -1),
+        "nonsplit": x * mixed(x),
+    }
+    for combine, output in expected.items():
+        unit = GatingUnit(8, norm, combine).double()
+        assert_same(unit(x, position), output, 1e-12)
+        assert unit.out_dim == output.shape[-1]
+
+
+test_invalid_gating_units_are_refused = refusals(
+    (lambda: GatingUnit(7), "`dim` must be even"),
+    (lambda: GatingUnit(8, None, "mul"), "`combine`"),
+    (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
+)

@@ -1,13 +1,10 @@
-"""Compare recorded outputs of reference implementations with ours.
-
-    python tests/parity/check.py                                          # all recorded cases, half a minute
-    python tests/parity/check.py CASE.safetensors [CASE.safetensors ...]
+"""Compute the differences between recorded outputs of reference implementations and ours.
 
 A case is two files: `CASE.safetensors` (input, weights under their published names, outputs) and `CASE.json`
 (reference, class, keyword arguments). A model of timm is built by its class with those arguments, and converted by
 `graticule.convert`; one of other code is built by our class, whose arguments are those of the case by the names in
 `PORTS`, and loads the weights under their published names. All are computed in float64. An argument that ours does not
-have is an error that names it. Prints the largest difference of each tensor; exits 1 above 1e-9.
+have is an error that names it.
 
 A family with cases of other code has an entry in `PORTS`; timm's need none.
 """
@@ -336,18 +333,3 @@ def differences(path: Path) -> dict[str, float]:
         else float("inf")
         for name, value in recorded.items()
     }
-
-
-def main(paths: list[str]) -> int:
-    """Check the given cases, or all that are recorded; returns 0 if all agree to `TOLERANCE`, 1 otherwise."""
-    failed = False
-    for path in map(Path, paths) if paths else RECORDED:
-        for name, difference in differences(path).items():
-            agrees = difference <= TOLERANCE  # a NaN does not
-            failed |= not agrees
-            print(f"{'ok  ' if agrees else 'FAIL'} {path.stem:32s} {name:16s} {difference:.3e}")
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -60,8 +60,6 @@ def assert_exact(model, old, x):
     ("old", "new"),
     [
         (("sinusoidal_2d", "default"), ("learnable", "default")),
-        (("fourier", "default"), ("learnable", "default")),
-        (("factorized", "default"), ("learnable", "default")),
         (("learnable", "default"), ("learnable", "unshared")),
         (("learnable", "default"), ("learnable", "concatenation")),
         (("learnable", "concatenation"), ("learnable", "default")),
@@ -69,7 +67,6 @@ def assert_exact(model, old, x):
         (("learnable", "default"), ("learnable + relative_bias", "default")),
         (("learnable", "default"), ("learnable + peg", "default")),
         (("mlp_bias", "default"), ("relative_bias", "default")),
-        (("sandwich", "default"), ("relative_bias", "default")),
         (("sandwich", "default"), ("mirrored_bias", "default")),
         (("mirrored_bias", "default"), ("relative_bias", "default")),
         (("factorized", "default"), ("windowed", "default")),

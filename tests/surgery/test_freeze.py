@@ -1,7 +1,6 @@
 """Freezing all of a model but for some parts."""
 
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -21,31 +20,30 @@ def of(model, *starts):
     return {name for name, _ in model.named_parameters() if name.startswith(starts)}
 
 
+def lape():
+    return vit(joining="lape")
+
+
+def swin():
+    sizes = {"img_size": 64, "window_size": 2, "embed_dim": 12, "depths": (1, 1, 2, 1), "num_heads": (1, 1, 2, 2)}
+    return graticule.create_model("swin_tiny_patch4_window7_224", **sizes)
+
+
 @pytest.mark.parametrize(
-    ("parts", "starts"),
+    ("build", "parts", "starts"),
     [
-        ("all-but-head", ("head.",)),
-        ("all-but-position", ("position.",)),
-        ("all-but-position+head", ("position.", "head.")),
-        ("all-but-last-2", ("blocks.1.", "blocks.2.", "norm.")),
-        ("all-but-last-1+head", ("blocks.2.", "norm.", "head.")),
+        (lape, "all-but-head", ("head.",)),
+        (lape, "all-but-position", ("position.",)),
+        (lape, "all-but-position+head", ("position.", "head.")),
+        (lape, "all-but-last-2", ("blocks.1.", "blocks.2.", "norm.")),
+        (lape, "all-but-last-1+head", ("blocks.2.", "norm.", "head.")),
+        (swin, "all-but-last-2", ("layers.2.blocks.1.", "layers.3.blocks.", "norm.")),  # counted from the end
+        (lambda: freeze(vit()), "all-but-position", ("position.",)),  # changed later
     ],
 )
-def test_only_the_parts_that_are_named_are_trained(parts, starts):
-    model = vit(joining="lape")
+def test_only_the_parts_that_are_named_are_trained(build, parts, starts):
+    model = build()
     assert trained(freeze(model, parts)) == of(model, *starts)
-
-
-def test_the_blocks_of_a_pyramid_are_counted_from_its_end():
-    model = graticule.create_model(
-        "swin_tiny_patch4_window7_224",
-        img_size=64,
-        window_size=2,
-        embed_dim=12,
-        depths=(1, 1, 2, 1),
-        num_heads=(1, 1, 2, 2),
-    )
-    assert trained(freeze(model, "all-but-last-2")) == of(model, "layers.2.blocks.1.", "layers.3.blocks.", "norm.")
 
 
 def test_the_neck_and_the_decoder_of_a_dense_model_are_its_head():
@@ -64,28 +62,11 @@ def test_frozen_modules_keep_their_statistics_and_draw_nothing():
     assert not freeze(model.train()).patch_embed.norm.training
 
 
-def test_it_can_be_changed_later():
-    model = freeze(freeze(vit()), "all-but-position")
-    assert trained(model) == of(model, "position.")
-
-
 def test_a_table_of_a_formula_stays_fixed():
     model = vit(encoding="sinusoidal_2d + relative_bias")
     before = trained(model)
     assert trained(freeze(freeze(model), "all-but-position")) == before & of(model, "position.")
     assert before < of(model, "")
-
-
-@pytest.mark.parametrize("library", ["graticule", "timm"])
-def test_a_quantized_model_is_neither_frozen_converted_nor_given_another_position(library):
-    stock = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
-    model = vit() if library == "graticule" else timm.create_model("vit_tiny_patch16_224", **stock)
-    model.blocks[0].mlp.fc1 = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    ours = (freeze, lambda quantized: graticule.surgery.change_position(quantized, "factorized"))
-    stock_functions = (graticule.convert, lambda quantized: graticule.attach(quantized, "learnable"))
-    for refused in ours if library == "graticule" else stock_functions:
-        with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear"):
-            refused(model)
 
 
 def test_what_cannot_be_frozen_is_refused():

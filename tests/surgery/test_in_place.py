@@ -19,7 +19,6 @@ import graticule
 from evidence.vector_rotations import in_float64
 from graticule.checkpoints.skeleton import attributes, same_value
 from graticule.position.position import Encoding
-from graticule.position.resampling import build_resampler
 from in_turn import in_turn
 from tiny import draw
 
@@ -70,12 +69,9 @@ POSITION = re.compile(
 #: Of those, the larger ones.
 SLOW = ("hiera", "mixer", "gmixer", "resmlp", "gmlp", "twins", "vit_sr", "deit", "levit_conv", "vit_small_patch16_rope")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name for name in TIMM]
-#: Those that convert; Swin scales its windows in timm, and keeps them here.
-CONVERTED = [
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith(SLOW) else name
-    for name in TIMM
-    if not name.startswith(("swin", "hiera", "sam2", "gmixer", "levit", "efficientformer"))
-]
+#: Those that do not convert, and Swin, which scales its windows in timm, and keeps them here.
+OTHERS = ("swin", "hiera", "sam2", "gmixer", "levit", "efficientformer")
+CONVERTED = [mark for name, mark in zip(TIMM, NAMES, strict=True) if not name.startswith(OTHERS)]
 
 
 def hook(module, args, output):
@@ -286,9 +282,11 @@ def test_a_model_that_is_resized_in_inference_mode_can_be_trained(name):
     assert not any(value.is_inference() for value in [*model.parameters(), *model.buffers()])
 
 
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+
+
 def _beit():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    return transformers.BeitModel(transformers.BeitConfig(**sizes, use_relative_position_bias=True))
+    return transformers.BeitModel(transformers.BeitConfig(**ENCODER, use_relative_position_bias=True))
 
 
 #: Where it has its tables.
@@ -329,40 +327,27 @@ def _as_buffer(part):
     part.register_buffer("pos_embed", table)
 
 
-BIAS = "attn.relative_position_bias_table"
+VIT, BIAS = "vit_tiny_patch16_224", "attn.relative_position_bias_table"
 #: Model -> a change by hand as people make it, and the error; the grid on record is 4 x 4.
 REPLACED = [
     # Martinser/REG#9: a table that was resampled by hand
-    ("vit_tiny_patch16_224", _table("pos_embed", 1, 37, 32), "`pos_embed` .* be .1, 17, 32., .* got .1, 37, 32."),
-    ("vit_tiny_patch16_224", _overlapping, "got .1, 301, 32.; tell it"),  # YuanGongND/ast#27: patches that overlap
-    ("vit_tiny_patch16_224", _table("pos_embed", 1, 16, 32), "must be .1, 17, 32."),  # without the row of the class
+    (VIT, _table("pos_embed", 1, 37, 32), "`pos_embed` .* be .1, 17, 32., .* got .1, 37, 32."),
+    (VIT, _overlapping, "got .1, 301, 32.; tell it"),  # YuanGongND/ast#27: patches that overlap
+    (VIT, _table("pos_embed", 1, 16, 32), "must be .1, 17, 32."),  # without the row of the class
     ("deit_tiny_distilled_patch16_224", _table("pos_embed", 1, 17, 32), "must be .1, 18, 32."),
-    ("eva02_tiny_patch14_224", _table("pos_embed", 1, 37, 32), "must be .1, 17, 32."),
     ("eva02_tiny_patch14_224", _buffer, r"`rope.pos_embed` of Eva must be \(16, 64\)"),
     ("beit_base_patch16_224", _table(f"blocks.0.{BIAS}", 124, 2), "must be .52, 2."),
     ("swin_tiny_patch4_window7_224", _table(f"layers.0.blocks.0.{BIAS}", 81, 2), "must be .49, 2."),
     ("vit_relpos_small_patch16_224", _table(f"blocks.0.{BIAS.replace('.', '.rel_pos.')}", 81, 2), "must be .49, 2."),
     ("levit_128s", _table("stages.0.blocks.0.attn.attention_biases", 4, 36), "must be .4, 16."),
     ("convit_tiny", _table("pos_embed", 1, 36, 32), "must be .1, 16, 32."),
-    ("vit_tiny_patch16_224", lambda model: setattr(model.patch_embed.proj, "stride", (5, 5)), "got 8 x 8 and 5 x 5"),
-    ("vit_tiny_patch16_224", lambda model: prune.l1_unstructured(model, "pos_embed", 3), "got one that is computed"),
-    ("vit_tiny_patch16_224", _parametrize, "got one that is computed"),
-    (
-        "vit_tiny_patch16_224",
-        lambda model: setattr(model.patch_embed, "grid_size", (2, 8)),
-        r"`grid_size` \(4, 4\) .*2, 8",
-    ),
-    ("vit_tiny_patch16_224", lambda model: model.pos_embed.register_hook(torch.neg), "`pos_embed` must have no hooks"),
-    (
-        "vit_tiny_patch16_224",
-        lambda model: setattr(model, "pos_embed", Marked(model.pos_embed)),
-        "Parameter, got Marked",
-    ),
-    (
-        "vit_tiny_patch16_224",
-        _wrapped,
-        "`patch_embed` must be of the class .*, got Sequential, which has no `grid_size`",
-    ),
+    (VIT, lambda model: setattr(model.patch_embed.proj, "stride", (5, 5)), "got 8 x 8 and 5 x 5"),
+    (VIT, lambda model: prune.l1_unstructured(model, "pos_embed", 3), "got one that is computed"),
+    (VIT, _parametrize, "got one that is computed"),
+    (VIT, lambda model: setattr(model.patch_embed, "grid_size", (2, 8)), r"`grid_size` \(4, 4\) .*2, 8"),
+    (VIT, lambda model: model.pos_embed.register_hook(torch.neg), "`pos_embed` must have no hooks"),
+    (VIT, lambda model: setattr(model, "pos_embed", Marked(model.pos_embed)), "Parameter, got Marked"),
+    (VIT, _wrapped, "`patch_embed` must be of the class .*, got Sequential, which has no `grid_size`"),
     ("converted", _wrapped, "`patch_embed` must be of the class .*, got Sequential, which has no `grid`"),
     ("converted", _own(_parametrize), "`model.position` must have its weights as tensors, got encodings.0.pos_embed"),
     *(
@@ -448,8 +433,7 @@ def test_what_a_resize_replaces_must_be_what_timm_gives(name):
 
 
 def test_ties_kinds_and_attributes_of_tables_are_carried_over():
-    vit = timm.create_model("vit_tiny_patch16_224", **PLAIN).bfloat16()
-    expected = graticule.resize(timm.create_model("vit_tiny_patch16_224", **PLAIN), (24, 16))
+    vit, expected = _vit().bfloat16(), graticule.resize(_vit(), (24, 16))
     table = vit.pos_embed.detach()
     del vit.pos_embed
     vit.register_buffer("pos_embed", table, persistent=False)
@@ -465,7 +449,7 @@ def test_ties_kinds_and_attributes_of_tables_are_carried_over():
     assert type(table) is torch.Tensor and torch.equal(table, expected)
     for model, holders, key in (
         (timm.create_model("beit_base_patch16_224", **PLAIN), ("blocks.0.attn", "blocks.1.attn"), BIAS[5:]),
-        (timm.create_model("vit_tiny_patch16_224", **PLAIN), ("", "blocks.1"), "pos_embed"),
+        (_vit(), ("", "blocks.1"), "pos_embed"),
         (_beit(), BEIT, BIAS[5:]),
         *((HOSTS[name](), ("position.encodings.0", "blocks.1"), "pos_embed") for name in ("converted", "folded")),
     ):
@@ -478,10 +462,7 @@ def test_ties_kinds_and_attributes_of_tables_are_carried_over():
         assert new is not table and new is getattr(second, key) and new.no_decay and not new.requires_grad
 
 
-@in_turn(
-    "name",
-    ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "levit_128s", "convit_tiny"],
-)
+@in_turn("name", [VIT, "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "levit_128s", "convit_tiny"])
 def test_a_model_of_timm_with_changes_is_the_same_at_its_own_size(name):
     model = timm.create_model(name, **TIMM[name][0])
     for part in model.modules():
@@ -497,7 +478,7 @@ def test_a_model_of_timm_with_changes_is_the_same_at_its_own_size(name):
 
 
 def test_a_table_that_was_replaced_is_resized_from_the_grid_that_the_model_is_told():
-    model = timm.create_model("vit_tiny_patch16_224", **PLAIN).eval()
+    model = _vit().eval()
     model.patch_embed.set_input_size(img_size=(48, 32))  # as the error says
     _table("pos_embed", 1, 25, 32)(model)
     other = timm.create_model("vit_tiny_patch16_224", **{**PLAIN, "img_size": (48, 32)}).eval()
@@ -507,7 +488,7 @@ def test_a_table_that_was_replaced_is_resized_from_the_grid_that_the_model_is_to
 
 
 def _vit():
-    return timm.create_model("vit_tiny_patch16_224", **PLAIN)
+    return timm.create_model(VIT, **PLAIN)
 
 
 #: Models whose transforms follow their images, and whether they are saved and opened.
@@ -519,13 +500,10 @@ CONFIGURED = {
     "debiased": (lambda: graticule.debias(graticule.convert(_vit()), torch.randn(9, 3, 32, 32), "mean"), True),
     "of timm": (_vit, False),
     "of timm, SAM": (lambda: timm.create_model("samvit_base_patch16", **SAM), False),
-    "attached": (lambda: graticule.attach(timm.create_model("vit_tiny_patch16_224", img_size=32)), True),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "attached" else name for name in CONFIGURED]
-)
+@pytest.mark.parametrize("name", CONFIGURED)
 def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
     build, is_saved = CONFIGURED[name]
     model = build()
@@ -547,30 +525,15 @@ def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
     [((96, 96), 12), ((96, 96), 4), ((96, 64), ((12, 8), (6, 4)))],  # microsoft/Swin-Transformer#24, #117
 )
 def test_the_table_of_swin_at_another_window_is_that_of_timm(size, window):
-    """By conversion; Microsoft's is that of another resampler."""
+    """By conversion."""
     options = {**SWIN, "img_size": 56, "window_size": 7}
     theirs = draw(timm.create_model("swin_tiny_patch4_window7_224", **options)).eval()
-    ours, table = graticule.convert(theirs), theirs.layers[0].blocks[0].attn.relative_position_bias_table.detach()
+    ours = graticule.convert(theirs)
     ours.set_input_size(size, window_size=window)
     theirs.set_input_size(img_size=size, window_size=window)
     states = graticule.published_state_dict(ours), theirs.state_dict()
     for name in [name for name in states[1] if name.endswith("bias_table")]:
         torch.testing.assert_close(states[0][name], states[1][name], rtol=1e-6, atol=1e-6)  # timm computes in float32
-    sides = (2 * window - 1,) * 2 if isinstance(window, int) else (23, 15)
-    table = table.T.reshape(1, 2, 13, 13)
-    microsoft = build_resampler("bicubic(antialias=False)", "displacements")(table[0], sides)
-    expected = F.interpolate(table, sides, mode="bicubic")[0]
-    torch.testing.assert_close(microsoft, expected, rtol=1e-5, atol=1e-5)
-
-
-def _dinov2():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    return transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
-
-
-def _clip():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**sizes)).eval()
 
 
 def _debiased(model):
@@ -598,8 +561,8 @@ OPERATIONS = {
 }
 HOSTS = {
     "timm": _vit,
-    "transformers": _dinov2,
-    "CLIP": _clip,
+    "transformers": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**ENCODER)),
+    "CLIP": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**ENCODER)).eval(),
     "converted": lambda: graticule.convert(_vit()),
     "folded": lambda: graticule.fold(graticule.convert(_vit())),
     "attached": lambda: graticule.attach(_vit()),

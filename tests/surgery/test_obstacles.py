@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
-    IntxWeightOnlyConfig,
     quantize_,
 )
 
@@ -43,19 +42,6 @@ class LoraLinear(nn.Module):
 
     def forward(self, x):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
-
-
-class LinearOfLora(nn.Linear):
-    """A layer that is its own low-rank update, as of loralib."""
-
-    def __init__(self, base):
-        super().__init__(base.in_features, base.out_features)
-        self.load_state_dict(base.state_dict())
-        self.lora_A = nn.Parameter(torch.randn(2, base.in_features))
-        self.lora_B = nn.Parameter(torch.randn(base.out_features, 2))
-
-    def forward(self, x):
-        return super().forward(x) + x @ self.lora_A.T @ self.lora_B.T
 
 
 def _replace(make, name):
@@ -108,7 +94,6 @@ def _ran_compiled(model):
 #: Wrapper -> a function that changes or wraps a model, the error, and the operations that refuse it.
 WRAPPERS = {
     "LoRA": (_replace(LoraLinear, QKV), "where LoraLinear adds to base_layer; merge both", WEIGHTS),
-    "LoRA in a class": (_replace(LinearOfLora, QKV), "blocks.0.attn.qkv is LinearOfLora, not Linear", WEIGHTS),
     # pytorch/ao#3474, pytorch/ao#2230, pytorch/ao#3800, megvii-research/FQ-ViT#48, safetensors/safetensors#515
     "int8": (lambda model: quantize_(model, Int8WeightOnlyConfig()), QUANTIZED, {*WEIGHTS, "attach", "change"}),
     "packed": (
@@ -279,9 +264,8 @@ def _plain_dtype(dtype):
 
 
 INTEGERS = [
-    *(_plain_dtype(dtype) for dtype in (torch.int8, torch.uint8)),  # as of bitsandbytes
+    _plain_dtype(torch.uint8),  # as of bitsandbytes
     partial(quantize_, config=Int8DynamicActivationInt8WeightConfig()),
-    partial(quantize_, config=IntxWeightOnlyConfig()),
 ]
 
 

@@ -1,6 +1,7 @@
 """Resizing stores position and patches for the new size, completely or not at all."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -163,19 +164,6 @@ def test_a_model_that_holds_backbones_is_resized_with_all_of_them():
     assert all(module[name].img_size == (24, 40) for name in "ab")
 
 
-def test_a_resized_model_of_timm_equals_ours_with_the_same_weights():
-    stock = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).double().eval()
-    ours = tiny("learnable").double().eval()
-    ours.load_state_dict(stock.state_dict())
-    x = images(24, 40, dtype=torch.float64)
-    with torch.no_grad():
-        assert_same(resize(stock, (24, 40))(x), resize(ours, (24, 40))(x), 1e-8)  # timm resamples in float32
-    again = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).eval()
-    state = {name: value.clone() for name, value in again.state_dict().items()}
-    resize(again, 32)
-    assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())
-
-
 def test_a_stock_model_with_an_attached_position_is_resized_and_detached():
     x = images(24, 40, dtype=torch.float64)
     stock = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).double().eval()
@@ -204,39 +192,6 @@ class Undone(nn.Module):
         self.weight, self.index, self.more = nn.Parameter(torch.zeros(3)), torch.zeros(3), nn.Linear(1, 1)
         self.sizes.append(img_size)
         raise RuntimeError("no such size")
-
-
-def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
-    vit = built("vit_tiny_patch16_224", "learnable", **SIZE)
-    posmlp = built("posmlp_tiny_224", "lrpe", **POSMLP)
-    stock = timm.create_model("vit_tiny_patch16_224", **SIZE)
-    language = graticule.create_language_model("lm_nano", vocab_size=5, context=8, embed_dim=12, depth=1, num_heads=3)
-    rope = built("vit_tiny_patch16_224", "rope", **SIZE)
-    fixed = graticule.attach(copy.deepcopy(stock), remove=())
-    fixed.graticule.dynamic = False
-    for model, arguments, message in (
-        (vit, ((30, 32),), "`img_size` must be a positive multiple of the patch size, got height 30"),
-        (vit, (0,), "`img_size` must be at least 1"),
-        (vit, (32, "bicubi"), "did you mean 'bicubic'"),
-        (vit, (32, "geometric"), "resamples something of the model, which has tables of positions, got geometric"),
-        (rope, (32, "bicubic"), "which has nothing that is resampled, got bicubic"),
-        (posmlp, (68, "bicubic"), "`img_size`"),
-        (stock, (30,), "`img_size` must be a positive multiple of the patch size"),
-        (stock, (32, "bilinear"), "`resampler` must be left out with VisionTransformer, whose tables timm resamples"),
-        (fixed, (40,), "attached with a fixed `patch_grid`"),
-        (language, (8,), "`model` must be of this library or have timm's `set_input_size`, got"),
-        (nn.Linear(2, 2), (8,), "`model` must be of this library or have timm's `set_input_size`, got Linear"),
-    ):  # fmt: skip
-        before, modules = dict(model.state_dict()), repr(model)
-        size, *more = arguments
-        with pytest.raises(ValueError, match=message):
-            resize(model, size, *more)
-        after = model.state_dict()
-        assert after.keys() == before.keys() and repr(model) == modules, message
-        assert all(after[name].data_ptr() == value.data_ptr() for name, value in before.items()), message
-    for wrong in ("32", 3.5, (1, 2, 3, 4)):
-        with pytest.raises(TypeError, match="`img_size` must be"):
-            resize(vit, wrong)
 
 
 def test_a_failed_resize_is_undone(monkeypatch):
@@ -330,93 +285,11 @@ def test_a_resized_model_is_published_with_its_patches(tmp_path):
     assert torch.equal(output(opened, x), output(model, x))
 
 
-#: Library, arguments, part of the error.
-WRONG_PATCHES = [
-    ("graticule", {}, "`img_size`, `patch_size`, `channels` or `resampler` must be given, got none"),
-    ("graticule", {"channels": 0}, "`channels` must be at least 1, got 0"),
-    ("graticule", {"patch_size": 8}, "28"),
-    ("timm", {"patch_size": 8}, "28"),
-    ("timm", {"resampler": "bilinear"}, "`resampler` must be left out with VisionTransformer"),
-    ("transformers", {"patch_size": 8}, "28"),
-    ("transformers", {"img_size": (28, 33)}, "multiple of the patch size, got width 33 with a patch of 7"),
-]
-
-
-def test_wrong_sizes_are_refused_and_change_nothing():
-    for library, sizes, message in WRONG_PATCHES:
-        model = HOSTS[library]()
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        with pytest.raises(ValueError, match=message):
-            resize(model, **sizes)
-        assert holds(model, before)
-    swin = graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 2), num_heads=(3, 6))
-    with pytest.raises(ValueError, match="`patch_size` must be left out with SwinTransformer, got 8 x 8"):
-        resize(swin, patch_size=8)
-
-
-def normal_tables(model):
-    for name, parameter in model.named_parameters():
-        if "pos" in name:
-            nn.init.normal_(parameter)
-    return model.eval()
-
-
-@pytest.mark.parametrize("size", [(128, 128), (96, 64)])
-@torch.no_grad()
-def test_the_encoder_of_sam_of_timm_is_resized_in_place_and_computes_the_same(size):
-    options = {"depth": 2, "img_size": 64, "embed_dim": 32, "num_heads": 2, "global_attn_indexes": [1]}
-    model = normal_tables(timm.create_model("samvit_base_patch16", window_size=2, **options))
-    image = torch.randn(1, 3, *size)
-    before = model(image)  # by timm's own resampling in each pass
-    assert resize(model, size) is model
-    assert_same(model(image), before, 1e-5)
-    height, width = (side // 16 for side in size)
-    assert model.pos_embed.shape == (1, height, width, 32)
-    assert model.blocks[1].attn.rel_pos_w.shape == (2 * width - 1, 16)
-    assert len(model.blocks[0].attn.rel_pos_w) == 3  # of a window
-    assert graticule.convert(model).img_size == size
-
-
-@pytest.mark.parametrize("name", ["hiera_tiny_224", "hiera_small_abswin_256"])
-@torch.no_grad()
-def test_hiera_of_timm_is_resized_in_place_as_built_for_the_size(name):
-    model = normal_tables(timm.create_model(name, img_size=(64, 96)))
-    window, table = model.pos_embed_win, model.pos_embed.clone()
-    assert resize(model, (128, 96)) is model
-    other = timm.create_model(name, img_size=(128, 96)).eval()
-    other.load_state_dict(model.state_dict())
-    image = torch.randn(1, 3, 128, 96)
-    assert torch.equal(model(image), other(image))
-    if window is None:
-        expected = build_resampler("bicubic")(table.mT.unflatten(2, (16, 24)), (32, 24)).flatten(2).mT
-        torch.testing.assert_close(model.pos_embed, expected)
-    for sizes, message in (
-        ({"img_size": 80}, "`img_size` must be a multiple of the mask units, 32 x 32 pixels, got 80 x 80."),
-        ({"img_size": 96, "patch_size": 8}, "`patch_size` must be left out with Hiera"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            resize(model, **sizes)
-    assert model.default_cfg["input_size"] == (3, 128, 96)
-
-
 def test_a_debiased_model_of_timm_is_resized_as_the_model():
     model = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).eval()
     debiased, host = graticule.debias(copy.deepcopy(model), images(batch=9)), resize(model, (48, 64))
     assert resize(debiased, (48, 64)) is debiased
     assert_same(debiased.backbone.state_dict(), host.state_dict())
-
-
-@torch.no_grad()
-def test_the_encoder_of_sam_2_of_timm_keeps_its_table_for_all_sizes():
-    small = {"embed_dim": 16, "stages": (1, 1, 2, 1), "global_att_blocks": (3,), "num_classes": 5}
-    model = normal_tables(timm.create_model("sam2_hiera_tiny", **small))
-    image = torch.randn(1, 3, 128, 96)
-    before = model(image)  # by its own resampling in each pass
-    assert resize(model, (128, 96)) is model
-    assert torch.equal(model(image), before)
-    assert model.pos_embed.shape == (1, 16, 7, 7) and model.default_cfg["input_size"] == (3, 128, 96)
-    with pytest.raises(ValueError, match="must be a multiple of the windows, 32 x 32 pixels, got 144 x 96"):
-        resize(model, (144, 96))
 
 
 # A model of images that takes volumes gives a volume of one slice the outputs of the image
@@ -476,22 +349,73 @@ def test_size_patch_and_channels_change_together():
     assert resize(model, (8, 8, 24)).grid == Grid(4, 1, 3, prefix=1)  # and as one of volumes
 
 
-@in_turn(
-    ("build", "size", "options", "message"),
-    [
-        (lambda: graticule.create_model("pvt_tiny", img_size=64), (4, 64, 64), {}, "PyramidVision.*no third axis"),
-        (lambda: graticule.fold(image_model()), (4, 8, 12), {}, "`model` must not be folded"),
-        (image_model, (3, 8, 12), {"patch_size": (2, 4, 4)}, "`img_size` must be a positive multiple .* got depth 3"),
-        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), (4, 8, 12), {}, "unless `model` is one of our backbones"),
-        *(
-            (lambda name=name: image_model(encoding=name), (4, 8, 12), {}, "a volume of one slice")
-            for name in ("rope", "shaw")
-        ),
-    ],
-)
-def test_what_cannot_take_volumes_is_refused_with_the_reason_and_is_unchanged(build, size, options, message):
+def refused(build, message, size=None, *resampler, **options):
+    return build, (size, *resampler), options, message
+
+
+def _fixed():
+    model = graticule.attach(timm.create_model("vit_tiny_patch16_224", **SIZE), remove=())
+    model.graticule.dynamic = False
+    return model
+
+
+def _language():
+    return graticule.create_language_model("lm_nano", vocab_size=5, context=8, embed_dim=12, depth=1, num_heads=3)
+
+
+def _swin():
+    return graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 2), num_heads=(3, 6))
+
+
+OURS, THEIRS = HOSTS["graticule"], HOSTS["timm"]
+ROPE, VOLUME = partial(built, "vit_tiny_patch16_224", "rope", **SIZE), (4, 8, 12)
+LRPE = partial(built, "posmlp_tiny_224", "lrpe", **POSMLP)
+HIERA = partial(timm.create_model, "hiera_tiny_224", img_size=(64, 96))
+SAM2 = partial(timm.create_model, "sam2_hiera_tiny", embed_dim=16, stages=(1, 1, 2, 1), global_att_blocks=(3,))
+NO_SIZE = "`model` must be of this library or have timm's `set_input_size`, got"
+TABLES_OF_TIMM = "`resampler` must be left out with VisionTransformer, whose tables timm resamples"
+REFUSED = [
+    refused(OURS, "`img_size` must be a positive multiple of the patch size, got height 30", (30, 35)),
+    refused(OURS, "`img_size` must be at least 1", 0),
+    refused(OURS, "did you mean 'bicubic'", 28, "bicubi"),
+    refused(OURS, "resamples something of the model, which has tables of positions, got geometric", 28, "geometric"),
+    refused(ROPE, "which has nothing that is resampled, got bicubic", 32, "bicubic"),
+    refused(LRPE, "`img_size`", 68, "bicubic"),
+    refused(THEIRS, "`img_size` must be a positive multiple of the patch size", 30),
+    refused(THEIRS, TABLES_OF_TIMM, 28, "bilinear"),
+    refused(_fixed, "attached with a fixed `patch_grid`", 40),
+    refused(_language, NO_SIZE, 8),
+    refused(lambda: nn.Linear(2, 2), f"{NO_SIZE} Linear", 8),
+    refused(OURS, "`img_size`, `patch_size`, `channels` or `resampler` must be given, got none"),
+    refused(OURS, "`channels` must be at least 1, got 0", channels=0),
+    *(refused(build, "28", patch_size=8) for build in HOSTS.values()),
+    refused(HOSTS["transformers"], "multiple of the patch size, got width 33 with a patch of 7", (28, 33)),
+    refused(_swin, "`patch_size` must be left out with SwinTransformer, got 8 x 8", patch_size=8),
+    refused(HIERA, "`img_size` must be a multiple of the mask units, 32 x 32 pixels, got 80 x 80.", 80),
+    refused(HIERA, "`patch_size` must be left out with Hiera", 96, patch_size=8),
+    refused(SAM2, "must be a multiple of the windows, 32 x 32 pixels, got 144 x 96", (144, 96)),
+    # volumes
+    refused(lambda: graticule.create_model("pvt_tiny", img_size=64), "PyramidVision.*no third axis", (4, 64, 64)),
+    refused(lambda: graticule.fold(image_model()), "`model` must not be folded", VOLUME),
+    refused(image_model, "must be a positive multiple .* got depth 3", (3, 8, 12), patch_size=(2, 4, 4)),
+    refused(lambda: nn.Sequential(nn.Linear(2, 2)), "unless `model` is one of our backbones", VOLUME),
+    *(refused(partial(image_model, encoding=name), "a volume of one slice", VOLUME) for name in ("rope", "shaw")),
+]
+
+
+@in_turn(("build", "sizes", "options", "message"), REFUSED)
+def test_a_refused_size_is_explained_and_leaves_the_model_unchanged(build, sizes, options, message):
     model = build()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before, modules = dict(model.state_dict()), repr(model)
+    values = {name: value.clone() for name, value in before.items()}
     with pytest.raises(ValueError, match=message):
-        resize(model, size, **options)
-    assert holds(model, before)
+        resize(model, *sizes, **options)
+    after = model.state_dict()
+    assert after.keys() == before.keys() and repr(model) == modules and holds(model, values)
+    assert all(after[name].data_ptr() == value.data_ptr() for name, value in before.items())
+
+
+@in_turn("size", ["32", 3.5, (1, 2, 3, 4)])
+def test_a_size_of_another_type_is_refused(size):
+    with pytest.raises(TypeError, match="`img_size` must be"):
+        resize(OURS(), size)

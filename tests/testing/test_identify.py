@@ -1,5 +1,6 @@
 """Position code is named by the encoding of this library that equals it, or said not to equal any."""
 
+import json
 import math
 import random
 import re
@@ -12,7 +13,7 @@ import torch
 
 import graticule
 from commands import run_command
-from evidence.position_codes import rotations_of_diffusers, rotations_of_transformers
+from evidence.position_codes import rotations
 from graticule import Grid, build_position, identify
 from graticule.encodings.forms.rotary import Layout
 from graticule.registry.specs import Spec
@@ -230,53 +231,14 @@ def test_the_example_of_the_page_is_printed(capsys):
     assert capsys.readouterr().out.split("\n")[:2] == re.findall("  # (rope.*|\\(.rope.*)", block)
 
 
-#: Encoding -> the classes of diffusers and transformers that it equals.
-CLASSES = {
-    "rope(base=10000, split=(8, 28, 28))": "FluxPosEmbed Krea2RotaryPosEmbed LongCatImagePosEmbed OvisImagePosEmbed "
-    "BriaPosEmbed QwenEmbedRope(scale_rope=False)",
-    "rope(base=10000, split=(8, 28, 28), coordinates='centered')": "QwenEmbedRope NucleusMoEEmbedRope",
-    "rope(base=2000, split=(16, 16, 16))": "Flux2PosEmbed",
-    "rope(base=10000, split=(22, 21, 21))": "WanRotaryPosEmbed SkyReelsV2RotaryPosEmbed ChronoEditRotaryPosEmbed",
-    "rope(base=256, split=(8, 28, 28))": "HunyuanVideoRotaryPosEmbed HunyuanVideo15RotaryPosEmbed "
-    "MotifVideoRotaryPosEmbed",
-    "rope(base=256, split=(16, 24, 24))": "RopeEmbedder",
-    "rope(base=256)": "HunyuanImageRotaryPosEmbed",
-    "rope(base=10000, split=(8, 12, 12))": "Kandinsky5RoPE3D Kandinsky6RoPE3D Kandinsky6SRRoPE3D",
-    "rope(base=10000, layout='half', split=(22, 21, 21))": "CosmosRotaryPosEmbed",
-    "rope(base=10000, layout='half_rotated', split=(16, 16, 16))": "MiniMaxH3RotaryPosEmbed",
-    "mrope(base=5000000, sections=(24, 20, 20), arrangement='interleaved', offset=65536)": "Ideogram4MRoPE",
-    "rope(base=10000, layout='half')": "GlmImage CohereCompassVision Dots3NoteVision Ernie4_5_VLMoeVision "
-    "Exaone4_5_Vision Glm4vVision Glm4vMoeVision Glm5NextVision GlmOcrVision MiniMaxM3VLVision MLCD "
-    "MuseGlimmerVision MuseSparkVision PaddleOCRVision Qwen2_5OmniVision Qwen2_5_VLVision Qwen2VLVision "
-    "Qwen3_5Vision Qwen3_5MoeVision Qwen3OmniMoeVision Qwen3VLVision Qwen3VLMoeVision Qwen4ExpVision "
-    "VideoLlama3Vision",
-    "rope(base=1000000, layout='half')": "Lfm3VlVision",
-    "rope(base=10000, layout='half', order='xy')": "Step3p7Vision",
-    "rope(base=10000, order='xy')": "EdgeTamVideoVision Inkling2Vision Sam2VideoVision Sam3ViT Sam3TrackerVideoVision",
-    "rope(base=10000, order='xy', offset=1)": "Llama4Vision",
-    "rope(base=10000, layout='half', order='xy', arrangement='interleaved')": "Kimi_K25Vision",
-    "rope(base=10000, alternate=True, layout='half')": "PixtralVision",
-    "rope(base=100, layout='half_per_axis', order='xy')": "Gemma4Vision",
-    "rope(base=100, turns=True, layout='half', coordinates='separate')": "DINOv3ViTRopePositionEmbedding "
-    "EomtDinov3 Sapiens2RopePositionEmbedding",
-    "rope(preset='vjepa2')": "VJEPA2RopeAttention",
-    None: "CogView4RotaryPosEmbed ErnieImageEmbedND3 LTXVideoRotaryPosEmbed",
-}
-
-
 @pytest.mark.slow
-def test_rotations_of_other_libraries_are_named():
+def test_rotations_of_other_libraries_are_named_as_recorded():
     """CogView 4 rounds positions, ERNIE-Image does not rotate, and LTX turns pairs by several turns per patch."""
-    expected = {word: encoding for encoding, words in CLASSES.items() for word in words.split()}
-    wrong, named = [], 0
-    for name, build in {**rotations_of_diffusers(), **rotations_of_transformers()}.items():
-        word = re.sub(r"Rotary(Pos)?Embed(ding)?$", "", name.rpartition(".")[2])
-        word = word if word in expected else name.rpartition(".")[2]
-        if word in expected and name != "diffusers.bria_fibo2.RopeEmbedder":  # which has another interface
-            identity = identify(build())
-            named += identity.encoding is not None
-            wrong += [(name, identity)] * (identity.encoding != expected[word])
-    assert not wrong and named >= 60
+    rows = json.loads((Path(__file__).parents[2] / "docs" / "data" / "register.json").read_text())["rows"]
+    builds = rotations()
+    recorded = {row["name"]: row["spec"] for row in rows if row["kind"] == "rotation" and "spec" in row}
+    assert {name: identify(builds[name]()).encoding for name in recorded} == recorded
+    assert sum(map(bool, recorded.values())) >= 60
 
 
 FREQUENCIES = 10_000.0 ** (-torch.arange(16, dtype=torch.float64) / 16)

@@ -184,7 +184,7 @@ EXCUSED = {
         "shared_relative_bias rope rope_1d rope_mixed rope_golden_gate sandwich"
     ),
     "transpose_pairs": (  # the sign of an offset is a convention, and learned weights of pairs have no preferred one
-        "bucketed_bias causal global_filter gpsa gqpe ggqpe gqpe_bias sgu gsgu lrpe glrpe lrpe_m mlp_bias "
+        "bucketed_bias causal gpsa gqpe ggqpe gqpe_bias sgu gsgu lrpe glrpe lrpe_m mlp_bias "
         "shared_mlp_bias continuous_bias relative_bias shared_relative_bias"
     ),
     "scale_with_the_grid": (  # weights that mix all patches, or a factor for their number, may depend on that number
@@ -192,7 +192,6 @@ EXCUSED = {
     ),
     "shift_by_one": "global_filter",  # a shifted filter is another filter
     "flip_rows": "global_filter",  # the same
-    "exchange_sides": "sinusoidal_1d",  # rows of the order of patches do not know sides; the stored table is rounded
 }
 
 

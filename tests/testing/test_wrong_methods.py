@@ -109,23 +109,17 @@ def resampled(
 #: What is done instead of resampling -> the rows of the patches.
 RESAMPLED = {
     "truncated": "table.repeat(9, 1)[: h * w]",
-    "padded": "nn.functional.pad(maps, (0, 9, 0, 9))[:, :h, :w].flatten(1).T",
     "clamped": "maps[:, rows.clamp(max=old.shape[0] - 1), columns.clamp(max=old.shape[1] - 1)].flatten(1).T",
-    "repeated": "maps[:, rows % old.shape[0], columns % old.shape[1]].flatten(1).T",
     "transposed": "rows_of(maps[None], (w, h), mode='bicubic')",
-    "flipped": "rows_of(maps[None].flip(2), (h, w), mode='bicubic')",
-    "averaged": "table.mean(0).expand(h * w, -1)",
     "shifted": "rows_of(maps[None], (h, w), mode='bicubic').roll(1, 0)",
 }
 #: Mistake -> the parts of the file, and what the failure says.
 WRONG = {
     "pairs are flat": (bias("* d", "* d.flatten()[None]"), r"`patch_bias` of encoding 'mine' must return "
                        r"\(heads, H \* W, H \* W\) = \(3, 15, 15\), got \(3, 1, 225\)"),
-    "no heads": (bias("-self.slope[:, None, None] * d", "-self.slope.sum() * d"), r"= \(3, 15, 15\), got \(15, 15\)"),
     "none is returned": (bias("return ", ""), r"= \(3, 15, 15\), got NoneType"),
     "sides are exchanged": (bias("i // w, i % w", "i // h, i % h"), r"row_order: patches must be row by row .*"
                             "`bias` on 3 x 5 patches is that of 5 x 3 patches; patch i is in row i // W"),
-    "columns come first": (bias("i // w, i % w", "i % h, i // h"), "row_order: patches must be row by row"),
     "axes differ without a reason": ({**BIAS}, "permutation: permuting the axes must permute the position"),
     "a table of one grid": (
         bias(
@@ -173,7 +167,6 @@ WRONG = {
     "a channel too few": (table(parameters="self.lin = nn.Linear(2, dim - 1)"), r"= \(15, 24\), got \(15, 23\)"),
     "coordinates in float32": (table(".to(self.lin.weight.dtype)", ".float()"), r"must have the same dtype, "
                                r"but got Float and Double, in line 18 of mine\.py"),
-    "a table of exchanged sides": (table("i // w, i % w", "i // h, i % h"), "row_order: patches must be row by row"),
     **{
         f"the grid that came first of {those}": (
             table("[i // w, i % w]", f"[i // w, i % w, {v}]", parameters="self.lin = nn.Linear(3, dim); self.old = {}"),
@@ -187,14 +180,6 @@ WRONG = {
     "rows divided by the width": (
         table("[i // w, i % w]", "[i // w / w, i % w / h]"),
         "^row_order: rows must depend on the height, and columns on the width .*`added_to_stream` has them exchanged$",
-    ),
-    "offsets divided by the other side": (
-        bias("i // w, i % w", "i // w / w, i % w / h"),
-        "row_order: rows must depend on the height, and columns on the width .*`bias` has them exchanged",
-    ),
-    "a table in another dtype": (
-        table("dtype))", "dtype)).half()"),
-        "dtypes: `added_to_stream` must be torch.float32, got torch.float16",
     ),
     "whole numbers": (
         bias("-self.slope[:, None, None] * d", "(-self.slope[:, None, None] * d).long()"),
@@ -222,7 +207,6 @@ WRONG = {
         resampled(more="; self.resampler = graticule.position.resampling.build_resampler('area')"),
         "resampling: a table must be resampled from 4 x 6 to 7 x 5 patches by area",
     ),
-    "indices on the CPU": (table(", device=self.lin.weight.device", ""), r"device: every tensor .*line 18 of mine\.py"),
 }  # fmt: skip
 NOT_COMPUTED = {"one_frame", "resampling", "points", "crop"}
 #: What is right and passes -> the laws that do not apply to it.

@@ -98,11 +98,7 @@ class Translation(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The sentence about the logits."""
-        return self.verdict()
-
-    def verdict(self) -> str:
-        """Return one sentence about the logits."""
+        """One sentence about the logits."""
         if np.isnan(self.logits):
             return "the model has no head, so there are no logits."
         return f"logits {self.logits:.3f} of their spread over images; top-1 changes for {100 * self.flips:.1f} %."

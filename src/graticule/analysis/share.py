@@ -134,16 +134,15 @@ class PositionShare(PrintedTable):
 class ShareSums:
     """Sums over images from which the shares of one layer are computed; images are added batch by batch.
 
-    Image i belongs to group i modulo `groups`.
+    Image i belongs to group i modulo `GROUPS`.
     """
 
-    def __init__(self, grid: Grid, groups: int = GROUPS) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.bases = {"linear": linear_basis(grid), "additive": additive_basis(grid)}
         self.images = 0
-        self.groups = groups
-        self.count = torch.zeros(groups, dtype=torch.float64)
-        self.squares = torch.zeros(groups, 4, dtype=torch.float64)  # of z, in both bases, and of the means
+        self.count = torch.zeros(GROUPS, dtype=torch.float64)
+        self.squares = torch.zeros(GROUPS, 4, dtype=torch.float64)  # of z, in both bases, and of the means
         self.shift = self.positions = self.means = torch.empty(0)
         self.decay: list[Tensor] = []
         self.norms: list[Tensor] = []
@@ -154,8 +153,8 @@ class ShareSums:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not self.images:
             self.shift = x[0].mean(0)  # near the mean, so that no variance is a rounding error
-            self.positions = x.new_zeros(self.groups, *x.shape[1:])
-            self.means = x.new_zeros(self.groups, x.shape[-1])
+            self.positions = x.new_zeros(GROUPS, *x.shape[1:])
+            self.means = x.new_zeros(GROUPS, x.shape[-1])
         self.decay.append(spatial_decay(x, self.grid))
         self.norms.append(x.norm(dim=-1).flatten())
         if not self.norms[-1].isfinite().all():
@@ -164,7 +163,7 @@ class ShareSums:
         centered = x - x.mean(1, keepdim=True)
         projected = [basis.to(x).T @ centered for basis in self.bases.values()]
         squares = [part.double().square().flatten(1).sum(1) for part in (centered, *projected, means[:, None])]
-        group = (torch.arange(len(x)) + self.images) % self.groups
+        group = (torch.arange(len(x)) + self.images) % GROUPS
         self.count.index_add_(0, group, torch.ones(len(x), dtype=torch.float64))
         self.squares.index_add_(0, group, torch.stack(squares, 1))
         self.positions.index_add_(0, group, centered)

@@ -148,7 +148,7 @@ class SwinTransformer(MergingPyramid):
 def _with_windows(grid: Grid, size: WindowSize, stages: int, shift: Shift) -> Grid:
     """Return the first stage's grid with the windows of all `stages`, each no larger than the grid of its stage."""
     is_one = isinstance(size, int) or (len(size) == 2 and all(isinstance(side, int) for side in size))
-    sides: list[Any] = [size] * stages if is_one else list(cast("Any", size)[:stages])
+    sides: list[Any] = [size] * stages if is_one else list(cast("Any", size))
     if len(sides) != stages or not (is_one or all(isinstance(pair, tuple | list) for pair in sides)):
         raise ValueError(
             f"`window_size` must be a side or (rows, columns), or (rows, columns) for each of {stages} stages, got "

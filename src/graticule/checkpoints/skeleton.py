@@ -37,7 +37,7 @@ _FREE = {
 _SIZES = {"img_size", "grid_size", "num_patches"}
 #: Attributes of every module: the modes, and the dictionaries of its parts and hooks.
 _INTERNAL = vars(nn.Module()).keys() | {"_is_hf_initialized", "_compiled_call_impl"}
-_HOOKS = (
+HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_state_dict_pre_hooks", "_state_dict_hooks"),
 )
@@ -108,7 +108,8 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
         advice: what to do, for the error.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
-    for place, actual, expected in differences(model, skeleton):
+    others = list(differences(model, skeleton))
+    for place, actual, expected in [_first_of_list(model, others)] if others else []:
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
             f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
@@ -120,6 +121,19 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
                 f"`model` must be in one mode, but {place} is in {modes[0]} mode and the {kind} in {modes[1]} mode; "
                 "call model.eval() or model.train() first."
             )
+
+
+def _first_of_list(model: nn.Module, others: list[Difference]) -> Difference:
+    """Return the first difference; of the block that a skeleton is read from, if all other blocks differ from that."""
+    place, actual, expected = others[0]
+    for index in re.finditer(r"(?<![^.])\d+(?![^.])", place):
+        start, end = place[: index.start()], place[index.end() :]
+        same = {f"{start}{n}{end}" for n, _ in enumerate(model.get_submodule(start.rstrip(".")).children())}
+        if len(same) > 2 and {other.place for other in others if other[1:] == (actual, expected)} & same == same - {
+            f"{start}0{end}"
+        }:
+            return Difference(f"{start}0{end}", expected, f"{actual} as in the others")
+    return others[0]
 
 
 def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
@@ -169,13 +183,13 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
     Leaves out hooks that only record outputs and, in a model of this library, its own hooks.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
-    for kind in _HOOKS:
+    for kind in HOOKS:
         for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
             yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
     yield from _replaced_code(model)
     for name, part in model.named_modules():
         start = f"{name}." if name else ""
-        entries = [(kind, hook, EMPTY) for kind in _HOOKS for hook in vars(part)[kind].values()]
+        entries = [(kind, hook, EMPTY) for kind in HOOKS for hook in vars(part)[kind].values()]
         for key, value in vars(part).items():
             if key not in _FREE and callable(value) and callable(getattr(type(part), key, None)):
                 entries.append((key, value, OF_CLASS))
@@ -244,7 +258,15 @@ def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
     starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
     inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
     reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
-    equal = [{name: value for name, value in read.items() if _text(value) == expected} for read in reads]
+    words = set(re.split(r"[._]", place))
+    equal = [
+        {
+            name: value
+            for name, value in read.items()
+            if _text(value) == expected and words & set(re.split(r"[._]", name))
+        }
+        for read in reads
+    ]
     values = next(filter(None, equal), reads[0])
     options = inspect.signature(inits[0]).parameters
     for name, option in options.items() if owner and leaf not in options else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from graticule.checkpoints.skeleton import COMPARED, attributes, check_untouched, differences, same_value
 from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
-from graticule.external.images import call, error_line, evaluating, image_channels, refused_size, without_values
+from graticule.external.images import call, evaluating, image_channels, refused_size, without_values
+from graticule.external.replay import replaying
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
@@ -37,6 +39,26 @@ _Changes = dict[str, tuple[Any, Any]]
 
 
 @LIBRARIES.register("transformers")
+def resize_parts(model: nn.Module, **sizes: Any) -> None:
+    """Resize a model of transformers, or those in a module of another library; see `resize_in_place`."""
+    parts = _outermost(model)
+    if parts != [model] and any(hasattr(part, "set_input_size") for part in model.modules()):
+        raise ValueError(
+            f"`model` must have models of one library, got {type(model).__name__} with some of timm and of "
+            "transformers; resize them one by one."
+        )
+    with restore_on_error(model, *configs_of(getattr(part, "config", None) for part in model.modules())):
+        for part in parts:
+            resize_in_place(part, **sizes)
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    """Return a model of transformers, or those in a module of another library that are within no other one."""
+    if hasattr(getattr(module, "config", None), "model_type") and type(module).__module__.startswith("transformers."):
+        return [module]
+    return [part for child in module.children() for part in _outermost(child)]
+
+
 def resize_in_place(
     model: Any, img_size: Any = None, resampler: Any = None, patch_size: Any = None, channels: int | None = None
 ) -> Any:
@@ -156,52 +178,44 @@ def _resize(
         with _refusals():
             counts[count] = _count_new_tokens(model, other, new_tables, size, patch, channels)
     trial = _inputs(model, image, count)
+    if trial:
+        try:
+            _run(model, trial)
+        except Exception:  # it has other arguments, too, or is not for images of this size
+            trial = {}
     runs = {part: _images(part, size, channels) for part in _callable_parts(model, image)}
     news = dict(other.named_modules())
     for name, part in model.named_modules():
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
     set_order(model, size)
-    if trial:
-        try:
-            with evaluating(model):
-                model(**trial)
-        except Exception:  # it has other arguments, too, or is not for images of this size
-            trial = {}
-    before: dict[nn.Module, list[Tensor]] = {}
-    constants: dict[int, Tensor] = {}
-    # of another grid of as many rows, it would take its table as it is
-    if math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None:
-        for part, images in runs.items():
-            try:
-                with evaluating(part):
-                    before[part] = list(nested_tensors(call(part, images)))
-            except Exception:  # one that only takes images of its own size
-                continue
-            constants |= _constants(part, images)
-    for path, table in tables.items():
-        grids = table.sides(image), new_tables[path].sides(size)
-        if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
-            _, new = changes.pop(path, (None, other.get_parameter(path)))
-            _resample(model, path, new.shape, table, grids, constants, resampler)
-    for path, (_, new) in changes.items():
-        _set(model, path, new)
-    for part in model.modules():
-        if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
-            part.attention_bias_cache = {}
-    resize_configs(configs, size, patch, channels)
-    patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
-    set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
-    set_methods(model, new_tables, size)
-    record_input(model, channels or image_channels(model), size[-2:])
-    for part, images in runs.items():
-        with _refusals(), evaluating(part):
-            after = list(nested_tensors(call(part, images)))
-        if tables and part in before:
-            _check_same(part, before[part], after, size)
-    if trial:
+    with replaying(model, [*changes, *tables]):
+        # of another grid of as many rows, it would take its table as it is
+        is_other = math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None
+        before, constants = _trace(runs) if tables and is_other else ({}, {})
+        for path, table in tables.items():
+            grids = table.sides(image), new_tables[path].sides(size)
+            if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
+                _, new = changes.pop(path, (None, other.get_parameter(path)))
+                _resample(model, path, new.shape, table, grids, constants, resampler)
+        for path, (_, new) in changes.items():
+            _set(model, path, new)
+        for part in model.modules():
+            if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
+                part.attention_bias_cache = {}
+        resize_configs(configs, size, patch, channels)
+        patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
+        set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
+        set_methods(model, new_tables, size)
+        record_input(model, channels or image_channels(model), size[-2:])
+        after = {}
         with _refusals(), evaluating(model):
-            model(**_inputs(model, size, count and counts[count], channels))
+            for part, images in runs.items():
+                after[part] = list(nested_tensors(call(part, images)))
+            if trial:
+                model(**_inputs(model, size, count and counts[count], channels))
+    for part, outputs in before.items():
+        _check_same(part, outputs, after[part], size)
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
@@ -255,23 +269,34 @@ def _find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shap
 
 def _callable_parts(model: Any, image: Shape) -> list[Any]:
     """Return the model, or the encoders within it, that can be called with images of their size alone."""
-    names, reason = list(inspect.signature(model.forward).parameters), None
+    names, error = list(inspect.signature(model.forward).parameters), None
     if hasattr(model, "main_input_name") and (
         (names[:1] and names[0].startswith("pixel_values")) or "grid_thw" in names
     ):
         images = _images(model, image)
         try:
-            with evaluating(model):
-                call(model, images)
+            _run(model, images)
             return [model]
-        except Exception as error:  # SAM needs points, its encoder does not
-            reason = error_line(error)
+        except Exception as raised:  # SAM needs points, its encoder does not
+            error = raised
     parts = [part for child in model.children() for part in _callable_parts(child, image)]
-    if reason is not None and not parts:
+    if error is not None and not parts:
         raise ValueError(
-            f"`model` must run on images of its size, {by(image)}, to be resized, got {type(model).__name__}: {reason}"
-        )
+            f"`model` must run on images of its size, {by(image)}, alone to be resized, got {type(model).__name__}, "
+            "whose forward pass fails on them."
+        ) from error
     return parts
+
+
+def _run(model: Any, inputs: Any) -> None:
+    """Call a model, on shapes alone where its class allows it; errors are those of its call."""
+    with suppress(Exception):
+        copy = without_values(model)
+        with evaluating(copy):
+            call(copy, tree_map_only(Tensor, lambda x: x.to("meta"), inputs))
+            return
+    with evaluating(model):
+        call(model, inputs)
 
 
 def _images(model: Any, size: Shape, channels: int | None = None) -> Any:
@@ -332,7 +357,8 @@ def _inputs(model: Any, size: Shape, count: int | None, channels: int | None = N
     config, device = model.config, model.device
     text = getattr(config, "text_config", config)
     token = next((getattr(config, name, None) for name in ("image_token_id", "image_token_index")), None)
-    ids = [0 if token is None else token] * (count or 1) + [getattr(text, "eos_token_id", None) or 1]
+    end = min(getattr(text, "eos_token_id", None) or 1, getattr(text, "vocab_size", math.inf) - 1)
+    ids = [0 if token is None else token] * (count or 1) + [end]
     prompts = {
         "decoder_input_ids" if "decoder_input_ids" in names else "input_ids": torch.tensor([ids], device=device),
         "input_points": torch.tensor([[[[side / 2 for side in reversed(size)]]]], device=device),
@@ -341,16 +367,23 @@ def _inputs(model: Any, size: Shape, count: int | None, channels: int | None = N
     return {"pixel_values": _images(model, size, channels), **prompts} if prompts else {}
 
 
-def _constants(model: nn.Module, images: Any) -> dict[int, Tensor]:
-    """Return the constants that a model adds to tokens, by the identity of the parameter that each comes from."""
-    tracer = PositionTracer(model)
-    tracer.run(images)
-    parameters = dict(model.named_parameters())
-    return {
-        id(parameters.get(*use.source_parameters)): use.constant
-        for use in tracer.uses
-        if use.kind == "added" and use.constant is not None and len(use.source_parameters) == 1
-    }
+def _trace(runs: Mapping[Any, Any]) -> tuple[dict[Any, list[Tensor]], dict[int, Tensor]]:
+    """Return the outputs of parts for their images, as far as they take these before they are resized.
+
+    Also returns the constants that they add to tokens, by the identity of the parameter that each comes from.
+    """
+    outputs, constants = {}, {}
+    for part, images in runs.items():
+        tracer = PositionTracer(part)
+        try:
+            outputs[part] = list(nested_tensors(tracer.run(images)))
+        except Exception:  # one that only takes images of its own size
+            continue
+        parameters = dict(part.named_parameters())
+        for use in tracer.uses:
+            if use.kind == "added" and use.constant is not None and len(use.source_parameters) == 1:
+                constants[id(parameters.get(*use.source_parameters))] = use.constant
+    return outputs, constants
 
 
 def _holder(model: nn.Module, path: str) -> tuple[dict[str, Any], str]:

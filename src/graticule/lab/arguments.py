@@ -114,9 +114,9 @@ class CommandOption:
 
 
 def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
-    """List the options of a dataclass with other `defaults` of its fields, its own before those of its bases.
+    """List the options of a dataclass with other `defaults` of its fields, its own before its bases' options.
 
-    Those of a field `recipe` are last, and have no prefix.
+    The options of a field `recipe` are last, and have no prefix.
     """
     fields = {field.name: default_of(field) for field in dataclasses.fields(kind)}
     owners = {name: kind.__mro__.index(_owner(kind, name)) for name in fields}  # options of bases are shared, and last

@@ -93,7 +93,9 @@ class Attention(nn.Module):
         A bias in two factors is not returned: it is part of queries and keys, which then have r more channels.
         """
         if position.inputs is None and position.queries_keys is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+            y = self.qkv(x)  # `unflatten` and iteration, which are Python, would cost the host more
+            y = y.reshape(y.shape[0], y.shape[1], 3, self.num_heads, self.head_dim)
+            q, k, v = y.permute(2, 0, 3, 1, 4).unbind(0)
         else:
             # each different input passes through the whole projection, and a part of the output is used: slicing the
             # weight would bypass hooks on the module, and a replacement of it (quantized, with an adapter) may have no

@@ -172,7 +172,7 @@ def resize(
     which `save_pretrained` mentions and `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
-        model: one of our backbones, a module that contains some of ours or timm's, a model of timm or transformers,
+        model: one of our backbones, a model of timm or transformers, a module that contains some of these,
             torchvision's ViT or Swin, or one of these with an attached position.
         img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
@@ -225,7 +225,10 @@ def resize(
             _set_resampler(attached, resampler)
             resampler = None
         if (img_size, patch_size, channels, resampler) != (None,) * 4:
-            resize_library = LIBRARIES[library if library in LIBRARIES else "timm"]  # others may have its interface
+            modules = [type(module).__module__ for module in model.modules()]
+            if library not in LIBRARIES:  # a module around a model of one, or one with the interface of timm
+                library = "transformers" if any(name.startswith("transformers.") for name in modules) else "timm"
+            resize_library = LIBRARIES[library]
             with _as_attached_to(model, attached, size):
                 resize_library(model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels)
     return model

@@ -49,13 +49,14 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
 
     The file gets the mode that the process gives to new files, whichever mode `write` gave it.
 
-    A device or a pipe is written to and not replaced, and so is everything in /dev, where a shell may have put a file.
+    A device or a pipe is written to and not replaced, and so is everything in /dev, where a shell may have put a file,
+    but in /dev/shm, whose files are in memory.
     """
     above = next(folder for folder in path.parents if folder.exists())
     if not above.is_dir() or path.is_dir():
         problem = f"{above} is not a folder" if not above.is_dir() else "it is a folder"
         raise OSError(f"{path} could not be written: {problem}.")
-    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
+    if (path.parts[:2] == ("/", "dev") and path.parts[2] != "shm") or (path.exists() and not path.is_file()):
         return _write_stream(path, write)
     make_folder(path.parent)
     _remove_left(path.parent)

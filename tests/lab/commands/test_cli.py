@@ -141,7 +141,7 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["analyze", "attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
         (["analyze", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
         (["analyze", "attention", "./nowhere"], "does not exist"),
-        (["evaluate", "RUN", "--mode", "crop"], "`mode` must be left out without sizes, since it has no effect"),
+        (["evaluate", "RUN", "--mode", "canvas"], "`mode` must be left out without sizes, since it has no effect"),
         (["predict", "RUN", "."], "`images` must be files, got '.', which is a folder; give ./*."),
         (["compare", "digits_quick", "--choices"], "`--choices` must have values, as in --choices CHOICE ..."),
         (["train", "digits_quick", "--img-size", "28x"], "`img_size` must be 2 whole numbers, as in --img-size N N, g"),

@@ -96,7 +96,7 @@ def test_help_can_be_asked_for_in_three_ways(capsys):
 def test_a_value_is_named_by_a_word_for_what_it_is():
     usages = {option.name: option.usage for option in options_of(command_options("evaluate"))}
     assert (usages["models"], usages["sizes"], usages["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
-    assert usages["mode"] == "--mode {zoom,canvas,crop}" and usages["per-class"] == "--per-class"
+    assert usages["mode"] == "--mode {zoom,canvas}" and usages["per-class"] == "--per-class"
 
 
 NAMES = ("digits_quick", "pydoc_quick")

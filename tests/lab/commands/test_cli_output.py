@@ -69,7 +69,7 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
         ("compare --choices joining=lape --seeds 0 1", "must be given before --choices and --seeds"),
         ("runs --sort name --sort age", "`--sort` must be given once, got it twice"),
         ("train digits_quick --encoding rope --encoding peg", "`--encoding` must be given once, got it twice"),
-        ("compare digits_quick --choices lr=1 --mode crop", "`mode` must be left out without sizes, since it has no"),
+        ("compare digits_quick --choices lr=1 --mode canvas", "`mode` must be left out without sizes, since it has no"),
         ("train digits_quick --resume RUN", "without a recipe; call graticule train --resume RUN --option ..."),
         ("train --epochs 3 --resume=RUN", "`--resume` must come first, without a recipe; call graticule train"),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),

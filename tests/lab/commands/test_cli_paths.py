@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
     assert write_text(Path(os.devnull), "nothing") == Path(os.devnull) and not Path(os.devnull).is_file()
     with pytest.raises(OSError, match=r"/dev/full could not be written .*No space left"):
         write_text(Path("/dev/full"), "nothing")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a folder of Linux")
+def test_a_file_in_memory_is_replaced():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "result.json"
+        for text in ("first", "second"):
+            assert write_text(path, text).read_text() == text
 
 
 def test_an_output_of_another_kind_is_refused(capsys, run):

@@ -136,7 +136,7 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
         for data in ways(write_folder(tmp_path / classes, tuple(classes))):
             code, _, err = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
             if len(classes) == 2:
-                assert code == 0 and "does not name its classes: those of" in err, err
+                assert code == 0 and "does not name its classes: the classes of" in err, err
             else:
                 assert code == 1 and "`images` must have the 2 classes of" in err and f"got {len(classes)}" in err
 

@@ -92,12 +92,3 @@ def test_a_resized_crop_equals_that_of_pillow(cubic, size):
         tensor(resized_crop(pillow(image), *box, size, mode)) for image, box in zip(images, boxes.tolist(), strict=True)
     ]
     assert difference(ours, expected) == 0
-
-
-def test_a_crop_beyond_the_image_is_padded_with_black():
-    images = images_of(3)
-    boxes = torch.tensor([(-4, 3, 12, 17), (4, -4, 12, 17), (0, 0, 12, 17), (-1, -2, 12, 17), (2, 2, 12, 17)])
-    ours = crop(images[:5], boxes, torch.zeros(5, dtype=torch.bool), (12, 17))
-    padded = torch.nn.functional.pad(images, [4] * 4)
-    expected = [padded[n, :, y + 4 : y + 16, x + 4 : x + 21] for n, (y, x, *_) in enumerate(boxes.tolist())]
-    assert difference(ours, expected) == 0

@@ -1,6 +1,7 @@
 """Published files of CIFAR and Fashion-MNIST: read in order, and refused by name if they are not the published ones."""
 
 import hashlib
+import os
 import pickle
 import struct
 import sys
@@ -10,6 +11,7 @@ import pytest
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from graticule.lab.data.registry import load_dataset
+from graticule.lab.training.run_folder import Preempted
 
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 PIXELS = np.arange(6 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(6, 28, 28)
@@ -66,6 +68,36 @@ def test_cifar_has_the_images_in_order_row_by_row(tmp_path, name, monkeypatch):
             pixels = batch(name, start)["data"][n].reshape(3, 32, 32)  # red, green, blue, each row by row
             np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), pixels)
             assert label == (start * 4 + n) % info.num_classes
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("file", ["data_batch_3", "batches.meta"])
+def test_a_pickle_that_is_not_the_published_one_runs_no_code(tmp_path, file, monkeypatch):
+    folder, trace = write_cifar(tmp_path, "cifar10", monkeypatch), tmp_path / "trace"
+    (folder / file).write_bytes(pickle.dumps(batch("cifar10", 0) | {"more": Hostile(trace)}))
+    with pytest.raises(FileNotFoundError, match=r"files of CIFAR10, .* not found or corrupted"):
+        load_dataset("cifar10", "train", tmp_path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("error", [Preempted, MemoryError])
+def test_what_interrupts_the_reading_is_no_damage(tmp_path, monkeypatch, error):
+    """A run that a signal stops while it reads its images is resumed; it is not told that they are damaged."""
+
+    def interrupted(*_):
+        raise error
+
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    monkeypatch.setattr(CIFAR10, "_load_meta", interrupted)
+    with pytest.raises(error):
+        load_dataset("cifar10", "train", tmp_path)
 
 
 def test_fashion_mnist_is_read_from_the_folder_of_torchvision(tmp_path, monkeypatch):

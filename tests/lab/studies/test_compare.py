@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pandas import DataFrame
 
-from graticule.lab.studies.comparison import _at_conditions, compare, recipe_hash, run_hash
+from graticule.lab.studies.comparison import compare, recipe_hash, run_hash
 from graticule.lab.studies.plan import plan, planned_rows
 from graticule.lab.studies.results import Results
 from graticule.lab.studies.significance import format_p, holm, paired, paired_test
@@ -230,13 +230,6 @@ def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
     assert recipe_hash(recipe) == recipe_hash(dataclasses.replace(recipe, seed=5, workers=1, checkpoint_steps=7))
     assert recipe_hash(recipe) != recipe_hash(dataclasses.replace(recipe, lr=1.0))
     assert recipe_hash(recipe) == recipe_hash(type(recipe).from_dict(recipe.to_dict()))
-
-
-def test_crops_are_measured_at_conditions_up_to_that_of_the_training(trained):
-    run = Run.open(trained[1] / "joining=default" / "seed-0")
-    scores = [score for score in _at_conditions(run, ((28, 28), (20, 20), (32, 36)), ("crop",)) if score[0] == "top1"]
-    assert [at for _, at, _ in scores] == ["crop 28", "crop 20"]
-    assert scores[0][2] == run.result()["last_top1"]
 
 
 def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):

@@ -22,7 +22,7 @@ from graticule.external.convert.conversion import (
     parts_of,
 )
 from graticule.external.convert.sizes import build_empty, channels_of, set_sizes, sizes_of
-from graticule.external.images import error_line, image_size
+from graticule.external.images import image_size
 from graticule.external.resize import resize_in_place
 from graticule.external.resize_timm import resize_tables
 from graticule.hub.kinds import skeleton_of
@@ -78,8 +78,8 @@ def _resize(there: Any, model: Backbone) -> None:
             there.reset_classifier(model.num_classes, model.global_pool)
         except Exception as error:  # any error of another library
             raise ValueError(
-                f"`model` must have a pooling of {type(there).__name__}, got `global_pool` {model.global_pool!r}: "
-                f"{error_line(error)}"
+                f"`model` must have a pooling of {type(there).__name__}, which {model.global_pool!r}, its "
+                "`global_pool`, is not."
             ) from error
 
 
@@ -125,7 +125,8 @@ def _sized(source: ConvertedFrom, model: Backbone, device: torch.device) -> nn.M
         return build_empty(skeleton, config)
     except Exception as error:  # any error of another library
         raise ValueError(
-            f"`model` must have images that {kind} can have, got {by(model.img_size)}: {error_line(error)}"
+            f"`model` must have images and patches that transformers' {kind} can be built for, got "
+            f"{by(model.img_size)} with patches of {by(model.patch_size)}."
         ) from error
 
 

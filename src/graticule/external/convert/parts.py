@@ -18,7 +18,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.skeleton import build_skeleton, check_as_built, code_of
 from graticule.external.convert.sizes import build_empty
-from graticule.external.images import error_line, fit_of
+from graticule.external.images import fit_of
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
 from graticule.registry.checks import format_value
 from graticule.registry.registry import NameTable
@@ -78,14 +78,15 @@ def can_convert(model: nn.Module) -> bool:
 
 
 def _place_of(error: BaseException, model: nn.Module) -> str:
-    """Return the name of the innermost part of a model that an error is about, or at which it was raised."""
+    """Name the innermost part of a model that an error is about, or at which it was raised, and what it lacks."""
     names = {id(part): name for name, part in model.named_modules() if name}
     values, traceback = list[object](), error.__traceback__
     while traceback is not None:
         values += traceback.tb_frame.f_locals.values()
         traceback = traceback.tb_next
     places = [names[id(value)] for value in (*values, getattr(error, "obj", None)) if id(value) in names]
-    return f"`{places[-1]}`, {type(model.get_submodule(places[-1])).__name__}: " if places else ""
+    lack = f", which has no `{error.name}`" if isinstance(error, AttributeError) and error.name else ""
+    return f": `{places[-1]}`, {type(model.get_submodule(places[-1])).__name__}{lack}" if places else lack
 
 
 def read(model: nn.Module) -> Conversion:
@@ -123,16 +124,17 @@ def read(model: nn.Module) -> Conversion:
         for place, actual, expected in code_of(model):
             raise ValueError(f"`model` must have its own code, but {place} is {actual}, not {expected}.") from error
         raise ValueError(
-            f"`model` must be a {kind.__name__} as {library} builds it, got one with a part that cannot be read: "
-            f"{_place_of(error, model)}{error_line(error)}"
+            f"`model` must be a {kind.__name__} as {library} builds it, got one with a part of another kind"
+            f"{_place_of(error, model)}."
         ) from error
     return conversion
 
 
 def _built_by_config(model: Any) -> nn.Module:
     """Build the skeleton of a model of transformers; Swin makes its windows smaller in the first pass."""
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise refuse(model, "config.quantization_config", model.config.quantization_config, "must be None")
+    for name, value in (("quantization_config", None), ("return_dict", True)):
+        if (actual := getattr(model.config, name, value)) != value:
+            raise refuse(model, f"config.{name}", actual, f"must be {value}")
     skeleton = build_empty(model, model.config)
     parts = dict(model.named_modules())
     for name, part in skeleton.named_modules():

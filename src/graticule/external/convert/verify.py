@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.images import call, error_line, evaluating
+from graticule.external.images import call, evaluating
 from graticule.position.places import by
 
 #: Largest difference of the outputs, relative to the largest output: timm computes some tables in float32.
@@ -34,7 +34,7 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
             expected = outputs_of(copy, image)[0]
         except Exception as error:  # any error of another library
             raise ValueError(
-                f"`model` must take an image of {by(backbone.img_size)}, got {kind} with {error_line(error)}; "
+                f"`model` must take an image of {by(backbone.img_size)}, got {kind}, whose forward pass fails on one; "
                 "`verify=False` converts it without this check."
             ) from error
         output = backbone(image)

@@ -158,11 +158,18 @@ def read_trunk(model: Any) -> dict[str, Any]:
     patches = model.patch_embed
     if patches.img_size is None:
         raise refuse(patches, "img_size", None, "must be a size")
-    registers = getattr(model, "reg_token", None)
+    counts = {}
+    for name, setting in (("cls_token", "has_class_token"), ("reg_token", "num_reg_tokens")):
+        tokens = getattr(model, name, None)
+        counts[name] = 0 if tokens is None else tokens.shape[1]
+        if (expected := getattr(model, setting, counts[name])) != counts[name]:
+            raise refuse(model, name, tokens, f"must be as `{setting}` = {expected} says")
+    if has(model, "norm_pre") and patches.proj.bias is not None:
+        raise refuse(model, "norm_pre", model.norm_pre, "must be Identity after patches with a bias")
     return {
         **parts.trunk_arguments(model, patches),
-        "class_token": model.cls_token is not None,
-        "reg_tokens": 0 if registers is None else registers.shape[1],
+        "class_token": counts["cls_token"] > 0,
+        "reg_tokens": counts["reg_token"],
         **read_ends(model, patches),
     }
 

@@ -165,7 +165,7 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
             sides = "x".join(map(str, size))
             self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")
             drawings.tables[label] = self.print_table(*error.summary())
-            self.say(f"{error.verdict()}\n")
+            self.say(f"{error.heading}\n")
             drawings.arrays[_number("translation", index, models)] = error.save
         self.say(
             "0: the layer is equivariant; 1.41: the shift changes as much as another image does; - : no such token"
@@ -194,7 +194,7 @@ class AttentionOptions(NamedData, KindOptions):
     """also draw each model with its position information removed"""
 
     def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
-        """Compute the attention on the test image, which is that of the first model."""
+        """Compute the attention on the test image of the first model."""
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)

@@ -39,7 +39,7 @@ class CheckOptions(OfSize, JsonOutput):
     target: Positional[str]
     """MODEL, FILE.py or FILE.py:NAME"""
     patch_size: Rare[tuple[Annotated[Side, "PIXELS"], ...]] = ()
-    """one side, or height and width, of a patch (default: that of the model)"""
+    """one side, or height and width, of a patch (default: the model's)"""
     skip: list[str] = field(default_factory=list)
     """names of checks to leave out"""
 

@@ -43,8 +43,8 @@ class CompareOptions(JsonOutput):
     """folder of the runs and tables (default: runs/compare-RECIPE, followed by changed values)"""
     sizes: list[str] = field(default_factory=list)
     """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
-    mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
+    mode: Literal["zoom", "canvas"] = "zoom"
+    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, or crops it"""
     list_: bool = False
     """list the runs with their states, and train nothing"""
     on: Rare[str] = "here"

@@ -36,7 +36,7 @@ class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, Jso
     probe: Literal["knn", "ridge"] | None = None
     """read classes from the frozen features of any backbone, by neighbors or a linear map"""
     precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
-    """precision of the computation (default: that of the run)"""
+    """precision of the computation (default: the run's)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or runs/NAME)"""
 
@@ -44,12 +44,12 @@ class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, Jso
 
 
 def read(arguments: list[str]) -> EvaluateOptions:
-    """Read the options, with those of the evaluations of tasks that a plugin registered."""
+    """Read the options, also of tasks that a plugin registered."""
     return parse(evaluate_options(), "evaluate", arguments)
 
 
 def evaluate_options() -> type[EvaluateOptions]:
-    """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
+    """Return the options of evaluate, also of tasks that a plugin registered."""
     kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
     known = {option.name: option for option in dataclasses.fields(EvaluateOptions)}
     for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
@@ -153,7 +153,7 @@ def _task_options(options: EvaluateOptions) -> dict[str, tuple[Any, list[str]]]:
 
 
 def _choose_task(opened: training.LoadedModel) -> Any:
-    """Return the task that scores a model: that of its run, or classification for a model by name."""
+    """Return the task of a model's run, or classification for a model by name."""
     if opened.run is not None:
         return opened.run.task()
     if not opened.num_classes:

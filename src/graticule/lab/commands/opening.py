@@ -53,7 +53,7 @@ def open_models(
 
 
 def test_data(opened: training.LoadedModel, options: NamedData) -> Any:
-    """Return the test images for a model: those of its run, or those of `options.images`."""
+    """Return the test images of a model's run, or of `options.images`."""
     if opened.run is not None:
         return opened.run.data()
     assert options.images is not None
@@ -104,7 +104,8 @@ def check_labels(opened: training.LoadedModel, data: Any, source: str) -> None:
             f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}."
         )
     if not names:
-        print(f"{printable(opened.target)} does not name its classes: those of {source} are in order", file=sys.stderr)
+        words = f"does not name its classes: the classes of {source} are used in order"
+        print(f"{printable(opened.target)} {words}", file=sys.stderr)
 
 
 def label_models(opened: Sequence[training.LoadedModel]) -> list[str]:

@@ -71,7 +71,7 @@ class OfSize:
     """The image size of commands that run a model."""
 
     img_size: tuple[Annotated[Side, "PIXELS"], ...] = ()
-    """one side, or height and width, such as 224 320 (default: that of the model)"""
+    """one side, or height and width, such as 224 320 (default: the model's)"""
 
 
 @dataclass(kw_only=True)

@@ -31,7 +31,7 @@ class ResizeOptions(NamedModels, JsonOutput):
     output: Path
     """folder to write to"""
     resampler: Rare[str | None] = None
-    """resampler of tables, such as bilinear or bicubic (default: that of each encoding)"""
+    """resampler of tables, such as bilinear or bicubic (default: each encoding's own)"""
 
 
 def run(options: ResizeOptions) -> int:

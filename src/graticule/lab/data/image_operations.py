@@ -16,11 +16,11 @@ _ONE = 1 << 22
 
 
 def crop(images: Tensor, boxes: Tensor, cubic: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a box of each image, as `Image.crop` and `Image.resize` do, first along rows; the rest is black.
+    """Resize a box of each image, as `Image.crop` and `Image.resize` do, first along rows.
 
     Args:
         images: (n, C, H, W).
-        boxes: (n, 4), top, left, height and width in pixels, which may exceed the image.
+        boxes: (n, 4), top, left, height and width in pixels.
         cubic: (n,), whether the filter is bicubic instead of bilinear.
         size: (height, width) of the result.
     """
@@ -49,8 +49,7 @@ def _resize_weights(start: Tensor, length: Tensor, cubic: Tensor, size: int, pix
     far = (((x - 5) * x + 8) * x - 4) * -0.5
     weights = torch.where(cubic, torch.where(x < 1, near, torch.where(x < 2, far, 0.0)), (1 - x).clamp(min=0))
     weights = weights * ((pixel >= low) & (pixel < high))
-    total = weights.sum(-1, keepdim=True)
-    return (weights / torch.where(total == 0, 1.0, total) * _ONE).round_().div_(_ONE)
+    return (weights / weights.sum(-1, keepdim=True) * _ONE).round_().div_(_ONE)
 
 
 def affine(images: Tensor, matrices: Tensor, cubic: Tensor, fill: Tensor) -> Tensor:
@@ -99,23 +98,18 @@ def gray(images: Tensor) -> Tensor:
 def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
     """Return first + factor (second - first), as `Image.blend` does in float32."""
     start = first.float()
-    return (start + factor.float()[:, None, None, None] * (second.float() - start)).clamp_(0, 255).byte()
+    return (start + _per_image(factor.float()) * (second.float() - start)).clamp_(0, 255).byte()
 
 
-def color(images: Tensor, factor: Tensor) -> Tensor:
-    """Change the saturation, as `ImageEnhance.Color` does."""
-    return blend(gray(images), images, factor)
+def _per_image(arguments: Tensor) -> Tensor:
+    """Return arguments (n,) as (n, 1, 1, 1), one for each image."""
+    return arguments[:, None, None, None]
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Change the contrast around the mean luminance, as `ImageEnhance.Contrast` does."""
     mean = (gray(images).sum((1, 2, 3), dtype=torch.float64) / images[0, 0].numel() + 0.5).floor()
-    return blend(mean[:, None, None, None], images, factor)
-
-
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Change the brightness, as `ImageEnhance.Brightness` does."""
-    return blend(torch.zeros_like(images[:1]), images, factor)
+    return blend(_per_image(mean), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -148,37 +142,16 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     return table.gather(2, values.long()).view(images.shape).byte()
 
 
-def invert(images: Tensor, _: Tensor) -> Tensor:
-    """Return 255 less each value, as `ImageOps.invert` does."""
-    return 255 - images
-
-
-def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keep the highest bits of each value, as `ImageOps.posterize` does."""
-    dropped = (8 - bits.int().clamp(max=8))[:, None, None, None]
-    return ((images.int() >> dropped) << dropped).byte()
-
-
-def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert the values from a threshold on, as `ImageOps.solarize` does."""
-    return torch.where(images < threshold[:, None, None, None], images, 255 - images)
-
-
-def solarize_add(images: Tensor, added: Tensor) -> Tensor:
-    """Add a number to the values below 128, at most to 255, as timm's RandAugment does."""
-    return torch.where(images < 128, (images + added[:, None, None, None]).clamp(max=255), images).byte()
-
-
-#: timm's names, without Increasing, of the operations on pixels.
+#: timm's names, without Increasing, of the operations on pixels; SolarizeAdd is timm's own.
 PIXEL_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "AutoContrast": auto_contrast,
     "Equalize": equalize,
-    "Invert": invert,
-    "Posterize": posterize,
-    "Solarize": solarize,
-    "SolarizeAdd": solarize_add,
-    "Color": color,
+    "Invert": lambda images, _: 255 - images,
+    "Posterize": lambda images, bits: images & _per_image(256 - 2 ** (8 - bits.int())).byte(),
+    "Solarize": lambda images, threshold: torch.where(images < _per_image(threshold), images, 255 - images),
+    "SolarizeAdd": lambda images, added: torch.where(images < 128, images + _per_image(added), images).byte(),
+    "Color": lambda images, factor: blend(gray(images), images, factor),
     "Contrast": contrast,
-    "Brightness": brightness,
+    "Brightness": lambda images, factor: blend(torch.zeros_like(images[:1]), images, factor),
     "Sharpness": sharpness,
 }

@@ -13,7 +13,7 @@ import torch
 from timm.data.mixup import Mixup
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.device_transforms import AugmentedImages, batch_augmentation
+from graticule.lab.data.device_transforms import AugmentedImages, augments_on_device
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, Loading, balanced_subset, class_share
@@ -210,10 +210,10 @@ class DataModule(ImageData):
             if shifts_only(self.augmentation):
                 tensors = self._tensors("train", size)
                 return ShiftedImages(*tensors, self.augmentation, self.seed).to(self.device)
-            steps = batch_augmentation(self.info, size, self.augmentation) if self.device.type == "cuda" else None
-            if steps is not None:  # on a GPU; the draws of a run on the CPU are those of its first version
-                stored = size if self.augmentation.scale is None or self.info.size is None else self.info.size
-                return AugmentedImages(*self._tensors("train", stored), steps, self.seed).to(self.device)
+            if self.device.type == "cuda" and self.repeats == 1 and augments_on_device(self.info, self.augmentation):
+                pixels, labels, _ = self._tensors("train", self.info.size or size)
+                images = AugmentedImages(pixels, labels, self.info, size, self.augmentation, self.seed)
+                return images.to(self.device)  # on the CPU, Pillow is faster
         transform = training_transform(self.info, size, self.augmentation)
         return ImageExamples(self.images["train"], self.rows["train"], transform, self.seed)
 

@@ -56,7 +56,7 @@ def audit_page(audit: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         figure = translation_plot({title: audit.translation})
         report.figure(figure, "Difference after a shift, by layer", "Lines of the difference after a shift by layer")
         columns, *rows = audit.translation.summary()
-        report.table(columns, rows, audit.translation.verdict())
+        report.table(columns, rows, audit.translation.heading)
     if audit.attention is not None:
         _attention(report, audit.attention)
     if audit.maps:

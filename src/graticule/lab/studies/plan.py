@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
+from graticule.lab.tasks.parts.image_scores import check_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
@@ -70,7 +70,6 @@ def check_choices(
     runs: Sequence[PlannedRun],
     *,
     sizes: Sequence[tuple[int, int]] = (),
-    modes: Sequence[Mode] = ("zoom",),
     inspect: Callable[[str, Any, int], object] = lambda name, model, images: None,
 ) -> dict[str, int]:
     """Check that choices can be built and take the sizes, and that existing runs have this recipe and data.
@@ -91,8 +90,6 @@ def check_choices(
         inspect(name, model, order.examples)
         parameters[name] = sum(parameter.numel() for parameter in model.parameters())
         check_sizes(model, sizes)
-        for size in sizes if tuple(modes) == ("crop",) else ():
-            check_crop(size, data.size)
     for planned in runs:
         run = Run(planned.folder)
         run.check_use(planned.recipe, resume=True)

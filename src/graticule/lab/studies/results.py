@@ -11,12 +11,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from graticule.lab.data.transforms import Mode
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import LEAST, LEVEL, conclusion, format_p, paired, spread
 from graticule.lab.studies.tables import Rows, markdown, size_text
-from graticule.lab.tasks.parts.image_scores import Mode
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.system.files import write_text
@@ -24,8 +24,6 @@ from graticule.system.tables import PrintedTable
 
 #: Condition of the score of the last epoch of training.
 TRAINED = "trained"
-#: A row that is no score: a crop had the position of a whole image.
-UNPLACED = "unplaced"
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
@@ -142,8 +140,6 @@ class Results(PrintedTable):
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
                 "is inconclusive."
             )
-        if marked := [*self.rows[self.rows.metric == UNPLACED].choice.unique()]:
-            notes.append(f"With the position of a whole image, since they cannot encode a crop: {', '.join(marked)}.")
         return notes
 
     def provenance(self) -> str:

@@ -11,9 +11,7 @@ from .options import SegmentationRecipe as SegmentationRecipe
 from .options import TextRecipe as TextRecipe
 from .parts.detection_scores import CocoScores as CocoScores
 from .parts.image_scores import ImageEvaluation as ImageEvaluation
-from .parts.image_scores import Mode as Mode
 from .parts.image_scores import Score as Score
-from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
 from .parts.image_scores import show_multiply_adds as show_multiply_adds

@@ -79,10 +79,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss per token, in nats, of inputs and targets (B, context)."""
-        return self.mixed_loss(model, batch)
-
-    def mixed_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the same, since nothing is mixed."""
         inputs, targets = batch
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 

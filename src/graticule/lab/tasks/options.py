@@ -305,9 +305,8 @@ class AdaptRecipe(TrainingRecipe):
 class ImageOptions(SizeOptions):
     """The options of evaluations of image classifiers."""
 
-    mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
-    uses the middle"""
+    mode: Literal["zoom", "canvas"] = "zoom"
+    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas, or crops it"""
     real: Rare[Path | None] = None
     """for images of ImageNet's validation set: real.json of ImageNet-ReaL, or timm for the copy in timm; adds the
     percentage of images whose top-1 is one of their labels there"""

@@ -114,7 +114,8 @@ class Run(RunFolder):
         if others := self.recipe().differences(recipe):
             raise ValueError(
                 f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
-                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
+                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder, "
+                f"with --start-from {self.folder} if it shall have the weights of this run."
             )
 
     def check_data(self, data: Any) -> None:
@@ -143,18 +144,14 @@ class Run(RunFolder):
         """Read the description of the data that the task recorded, such as the names of classes."""
         return read_typed(self.recipe_file, self.task().description)
 
-    def data(self, recipe: TrainingRecipe | None = None) -> Any:
+    def data(self) -> Any:
         """Build the data of the run, and check that they match the ones that it was trained on.
-
-        Args:
-            recipe: replaces that of the run, for example to resume with data in another folder.
 
         Raises:
             ValueError: also if the meaning of the data differs, such as other classes or another order of them.
         """
-        recorded = self.recipe()
-        data = task_of(recorded if recipe is None else recipe).build_data(self)
-        if (recipe is None or not recorded.differences(recipe)) and (changed := self.changes(data)):
+        data = task_of(self.recipe()).build_data(self)
+        if changed := self.changes(data):
             log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
         return data
 

@@ -110,7 +110,7 @@ def held_out(
 ) -> HeldOut:
     """Score `model`, in evaluation mode, on the held-out data; the loss is NaN if the task has none.
 
-    `size` is the (height, width) of the images, by default that of the training.
+    `size` is the (height, width) of the images, by default the training size.
     """
     device = torch.device(device)
     task.setup(model.to(device), data, device)
