@@ -14,9 +14,6 @@ from graticule.lab.training.run import Run
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
-# Commands on a run
-
-
 def test_position_correlations_of_a_run_on_text_are_drawn(capsys, tmp_path, table_run):
     code, out, _ = run_command(capsys, "analyze", "correlations", table_run.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
@@ -44,9 +41,6 @@ def test_evaluate_gives_the_score_of_each_run_at_its_context(capsys, tmp_path, t
         assert f"{record['score']:.3f}" in out
     err = refused(capsys, "evaluate", table_run.folder, "--sizes", 28)
     assert "`sizes` must be left out with TextModule, which resizes nothing, got 28" in err
-
-
-# Training
 
 
 def refused_training(capsys, tmp_path: Path, *arguments: object, recipe: object = "pydoc_quick") -> str:
