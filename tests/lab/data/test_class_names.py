@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names, open_model
 from graticule.lab.training.run import Run
+from graticule.system.files import write_json
 from image_files import draw_image, write_folder
 from short_runs import short
 
@@ -113,6 +116,28 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     line = warnings_of(root)
     assert "the data are not those that" in line and line.count("\n") == 1
     assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
+
+
+@mock.patch("graticule.lab.data.module.spread", lambda count: [0])  # the contents of one image
+def test_a_file_that_is_replaced_at_any_place_is_said(trained, tmp_path):
+    run = Run.open(moved(trained, root := write_folder(tmp_path / "images"), tmp_path / "run"))
+    file = root / "train" / "dog" / "2.JPEG"
+    described, content, stamp = json.loads(run.recipe_file.read_text()), file.read_bytes(), file.stat().st_mtime_ns
+    data = run.data()
+    write_json(run.recipe_file, {**described, "data": data.fingerprint()})
+    again = "train has files that were written again, of the same sizes"
+    for new, time, expected in (
+        (content, stamp, []),
+        (content[:-1] + b"x", stamp + 1, [again]),
+        (content + b"x", stamp, ["train has 6 examples, and had 6 others"]),
+    ):
+        file.write_bytes(new)
+        os.utime(file, ns=(time, time))
+        assert run.changes(data) == expected
+    file.write_bytes(content)
+    for path in root.rglob("*.JPEG"):
+        os.utime(path, ns=(stamp + 10**12, stamp + 10**12))
+    assert run.changes(data) == []  # as after a copy
 
 
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):

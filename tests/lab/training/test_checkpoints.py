@@ -117,6 +117,19 @@ def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway
 # Damaged checkpoints
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "metrics.csv"])
+def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway, name):
+    run, elsewhere = copied(halfway, tmp_path / "run"), tmp_path / "elsewhere"
+    (run.folder / name).rename(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / ".mine.tmp").mkdir()
+    (run.folder / name).symlink_to(elsewhere)
+    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
+    with pytest.raises(ValueError, match="`folder` must contain its files"):
+        train(short(keep=9, checkpoint_steps=2), run.folder, resume=True, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
+
+
 def cut(path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])

@@ -249,13 +249,23 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
 
 
 def fingerprint(count: int, parts: Iterable[bytes | np.ndarray], files: Iterable[Path] = ()) -> dict[str, Any]:
-    """Return the number of examples of a split, and a hash of `parts` and of the sizes of `files`."""
-    digest = hashlib.sha256()
+    """Return the number of examples of a split, a hash of `parts` and the sizes of `files`, and their change times.
+
+    Of the times there are a hash, the first and the last. So a file that is written again at the same size is noticed
+    unless all are, as in a copy.
+    """
+    digest, times = hashlib.sha256(), []
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
     for file in files:
-        digest.update(file.stat().st_size.to_bytes(8, "little"))
-    return {"examples": count, "sha256": digest.hexdigest()}
+        status = file.stat()
+        digest.update(status.st_size.to_bytes(8, "little"))
+        times.append(status.st_mtime_ns)
+    described = {"examples": count, "sha256": digest.hexdigest()}
+    if times:
+        hashed = hashlib.sha256(np.array(times, "<i8").tobytes()).hexdigest()
+        described |= {"times": hashed, "oldest": min(times), "newest": max(times)}
+    return described
 
 
 def spread(count: int, most: int = 32) -> list[int]:

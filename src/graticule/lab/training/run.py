@@ -32,6 +32,9 @@ _PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning-fabric", "n
 class _Fingerprint(TypedDict):
     examples: Whole
     sha256: str
+    times: NotRequired[str]
+    oldest: NotRequired[int]
+    newest: NotRequired[int]
 
 
 class _RunDescription(TypedDict):
@@ -99,7 +102,13 @@ class Run(RunFolder):
         return self._described().get("plugins", {})
 
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
-        """Check that this folder has no run, or that it is resumed, with the same recipe and plugins."""
+        """Check that this folder has no run, or that it is resumed, with the same recipe and plugins.
+
+        A link out of the folder is refused, too.
+        """
+        for path in self.folder.rglob("*"):  # training replaces, appends to and removes files
+            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
+                raise ValueError(f"`folder` must contain its files, got {str(path)!r}, a link out of it; remove it.")
         if not self.recipe_file.exists():
             return
         if not resume:
@@ -120,7 +129,7 @@ class Run(RunFolder):
 
     def check_data(self, data: Any) -> None:
         """Check that a run in this folder was trained on `data`, as far as it recorded that."""
-        if self.recipe_file.exists() and (changed := self.changes(data)):
+        if self.recipe_file.exists() and (changed := self.changes(data, times=False)):
             raise ValueError(
                 f"`data_root` must be of the data that the run in {str(self.folder)!r} was trained on, "
                 f"{self.recipe().data_root or self.recipe().dataset}, got {getattr(data, 'root', None) or 'others'}: "
@@ -160,8 +169,11 @@ class Run(RunFolder):
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
-    def changes(self, data: Any) -> list[str]:
-        """List the splits whose examples are not those that the run recorded, if it recorded any."""
+    def changes(self, data: Any, *, times: bool = True) -> list[str]:
+        """List the splits whose examples are not those that the run recorded, if it recorded any.
+
+        With `times`, also those of which some files were written again, at the same size; all are in a copy.
+        """
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
             return []
@@ -171,6 +183,8 @@ class Run(RunFolder):
             if now["sha256"] != known["sha256"]:
                 counts = f"{now['examples']:,} examples, and had {known['examples']:,}"
                 changes.append(f"{split} has {counts}{' others' * (now['examples'] == known['examples'])}")
+            elif times and now.get("times") != known.get("times") and now["oldest"] <= known["newest"]:
+                changes.append(f"{split} has files that were written again, of the same sizes")
         return changes
 
     def _described(self) -> _RunDescription:
