@@ -1,5 +1,6 @@
 """Situations that people reported in public threads, rebuilt in small; the first line of each says which."""
 
+import re
 from functools import partial
 
 import pytest
@@ -101,11 +102,36 @@ def weights_of_torchvision(path="torchvision.pth"):
         torch.testing.assert_close(ours(images := torch.randn(2, 3, 32, 32)), theirs.eval()(images))
 
 
+def weights_of_mmpretrain(path="mmpretrain.pth"):
+    """mmpretrain threads: files of its ViT and DeiT are read, with the outputs of timm's models of these weights."""
+    for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
+        small = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+        theirs = draw(timm.create_model(name, **small))
+        state = {}
+        for key, value in theirs.state_dict().items():
+            for pattern, other in (
+                (r"^head", "head.layers.head"),
+                (r"^norm\.", "ln1."),
+                (r"^blocks\.", "layers."),
+                (r"\.norm", ".ln"),
+                (r"mlp\.fc1", "ffn.layers.0.0"),
+                (r"mlp\.fc2", "ffn.layers.1"),
+                (r"^patch_embed\.proj", "patch_embed.projection"),
+                (r"^(?!head)", "backbone."),
+            ):
+                key = re.sub(pattern, other, key)
+            state[key] = value
+        torch.save({"state_dict": state}, path)
+        ours = graticule.load_checkpoint(graticule.create_model(name, **small), path).eval()
+        torch.testing.assert_close(ours(images := torch.randn(2, 3, 32, 32)), theirs.eval()(images))
+
+
 @pytest.mark.parametrize(
     "report",
     [
         a_table_of_all_blocks_in_each_block,
         weights_of_torchvision,
+        weights_of_mmpretrain,
         sides_that_are_no_multiples_of_the_patch,
         layer_wise_decay_of_pyramids,
         other_channels_of_a_detector,
