@@ -39,9 +39,9 @@ class Enough(Exception):
 
 
 class Turns(Classification):
-    """Classification whose loss times the steps of the training loop, in turns with as many steps of the plain loop.
+    """Classification that times the steps of the training loop, in turns with as many steps of the plain loop.
 
-    It is told at the start of each loss, so the time between two is that of a step.
+    Every step calls `mix` once, before its loss or its graph, so the time between two calls is that of a step.
     """
 
     steps: int
@@ -63,8 +63,8 @@ class Turns(Classification):
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def loss(self, model: Any, batch: Any, epoch: int) -> torch.Tensor:
-        """Return the loss; before it, every `steps` steps, let the plain loop make as many."""
+    def mix(self, batch: Any, epoch: int) -> Any:
+        """Return the batch; before that, every `steps` steps, let the plain loop make as many."""
         if self.count % self.steps == 0 and self.bare is not None:
             ours = self.now() - self.start
             began = self.now()
@@ -77,7 +77,7 @@ class Turns(Classification):
             self.epoch = epoch
             self.start = self.now()
         self.count += 1
-        return super().loss(model, batch, epoch)
+        return super().mix(batch, epoch)
 
 
 def bare_loop(model: Any, data: Any, recipe: Recipe, device: torch.device) -> Callable[[], None]:

@@ -9,41 +9,14 @@ from evidence.contrasts import Asked, Contrast, Registry
 from evidence.gym import GRIDS
 from evidence.papers import link
 from graticule.lab.studies.results import TRAINED
-from graticule.lab.studies.significance import spread
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.studies.tables import markdown
 
-#: Columns of the first table of docs/which.md: title -> data, variant, condition.
-SETS = {
-    "Fashion-MNIST": ("lape_place_fashion", "", TRAINED),
-    "Fashion-MNIST, zoomed": ("lape_place_fashion", "", "zoom 40"),
-    "CIFAR-10": ("lape_place_cifar10", "", TRAINED),
-    "CIFAR-10, zoomed": ("lape_place_cifar10", "", "zoom 48"),
-    "CamVid, ViT (mIoU)": ("camvid", "ViT", TRAINED),
-}
-#: Its rows: title -> names of the choice in the data.
-CHOICES = {
-    "`learnable`, std 0.02": ("learnable", "once, std 0.02"),
-    "`learnable(std=0.2)`; so starts LaPE on CIFAR-10": ("once, std 0.2",),
-    "`learnable(std=1.37)`": ("once, std 1",),
-    "`learnable(std=1.37)`, joining `lape(decomposition='w')`": ("beside, std 1",),
-    "`learnable`, joining `lape`": ("learnable, lape", "learnable, LaPE", "beside, LN chain"),
-    **{f"`{name}`": (name,) for name in ("sinusoidal_2d", "peg", "relative_bias", "rope", "none")},
-}
 #: Tasks of docs/which.md that share a table -> their columns.
 CLASSIFY = {"same size": "trained size", "zoomed": "zoomed", "canvas": "empty canvas"}
 
 
 def which_part(name: str, registry: Registry) -> str:
-    """Return the table 'accuracies', 'classify' or that of a task of docs/which.md, the largest difference first."""
-    if name == "accuracies":
-        table: Rows = [("choice", *SETS)]
-        for title, names in CHOICES.items():
-            scores = [
-                next((by for choice in names if (by := registry.scores(data).get((choice, variant, at)))), {})
-                for data, variant, at in SETS.values()
-            ]
-            table.append((title, *(spread(list(by.values()), 1) for by in scores)))
-        return markdown(table)
+    """Return the table 'classify' of docs/which.md, or the table of a task, with the largest difference first."""
     found = [item for task in (CLASSIFY if name == "classify" else (name,)) for item in ranked(registry, task)]
     cells = {(label, column): contrast.short() for label, column, _, contrast in found}
     columns = dict.fromkeys(column for _, column, *_ in sorted(found, key=lambda item: registry.rows.index(item[2])))
@@ -87,18 +60,18 @@ WHERE = {
 }
 #: Its columns: title -> contrast. LaPE's table starts at 0.02, but on CIFAR-10 at 0.2, as in ViT-Lite.
 EFFECTS = {
-    "LaPE less the same table, once": "beside, LN chain - once, std 0.02",
-    "LaPE less a table of 1, once": "beside, LN chain - once, std 1",
-    "amplitude, once: 1 less 0.02": "once, std 1 - once, std 0.02",
-    "place of a table of 1": "beside, std 1 - once, std 1",
-    "place of a table of 0.2": "beside, std 0.2 - once, std 0.2",
-    "their difference": "beside, std 1 - once, std 1 - beside, std 0.2 + once, std 0.2",
+    "LaPE - the same table once": "beside, LN chain - once, std 0.02",
+    "LaPE - a table of 1 once": "beside, LN chain - once, std 1",
+    "amplitude, 1 - 0.02": "once, std 1 - once, std 0.02",
+    "place, table of 1": "beside, std 1 - once, std 1",
+    "place, table of 0.2": "beside, std 0.2 - once, std 0.2",
+    "interaction": "beside, std 1 - once, std 1 - beside, std 0.2 + once, std 0.2",
     "norms": "beside, LN chain - beside, std 1",
     "learning rate": "beside, LN chain - beside, LN chain, std 1",
 }
 
 #: Study -> the columns whose table starts otherwise there.
-OTHER_STARTS = {"lape_place_cifar10": {"LaPE less the same table, once": "beside, LN chain - once, std 0.2"}}
+OTHER_STARTS = {"lape_place_cifar10": {"LaPE - the same table once": "beside, LN chain - once, std 0.2"}}
 #: (data, condition, contrast) of its cells.
 CELLS = {(data, at, text) for data, at in WHERE.values() for text in (EFFECTS | OTHER_STARTS.get(data, {})).values()}
 
@@ -106,7 +79,7 @@ CELLS = {(data, at, text) for data, at in WHERE.values() for text in (EFFECTS | 
 def why_part(_: str, registry: Registry) -> str:
     """Return the table of answers by data set."""
     rows = {(row.data, row.at, row.contrast): (row, contrast) for row, contrast in registry.of(variant="")}
-    table = [("where", *EFFECTS)]
+    table = [("data", *EFFECTS)]
     for title, (data, at) in WHERE.items():
         effects = {**EFFECTS, **OTHER_STARTS.get(data, {})}
         found = [rows.get((data, at, contrast)) for contrast in effects.values()]

@@ -25,10 +25,10 @@ from statistics import fmean
 from scipy import stats
 
 from evidence.gym import GymScore, gym_scores
+from evidence.records import read_records
 from evidence.studies import CELL, read_table
 from graticule.lab.studies.results import TRAINED
 from graticule.lab.studies.significance import LEVEL, PairedTest, paired_test
-from graticule.lab.studies.tables import read_records
 
 ROWS = Path(__file__).parent / "contrasts.csv"
 #: Study -> factor of p for looks at its scores that were declared before the last one.

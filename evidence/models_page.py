@@ -35,11 +35,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import graticule
+from evidence.records import csv_of_records, read_records
 from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
-from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
+from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
@@ -454,7 +455,7 @@ def main() -> None:
         text = between(text, library, table(of_library))
         versions, dates = sorted({row.version for row in of_library}), sorted({row.date for row in of_library})
         texts.append(f"{library} {' and '.join(versions)} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})")
-    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{' and '.join(texts)}\g<2>", text))
+    write_text(PAGE, re.sub(r"(?s)(measured it with ).*?(, on small)", rf"\g<1>{' and '.join(texts)}\g<2>", text))
 
 
 if __name__ == "__main__":

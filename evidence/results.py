@@ -21,9 +21,10 @@ from evidence.choices import CELLS, which_part, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
+from evidence.records import read_records
 from evidence.studies import Study, load, names, read_table
 from graticule.lab.studies.results import TRAINED, mean_table, provenance
-from graticule.lab.studies.tables import Rows, between, markdown, read_records
+from graticule.lab.studies.tables import Rows, between, markdown
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
 
@@ -164,7 +165,7 @@ def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> 
         (twice.sub(r"\1 - \4, \2 less \3", text), *(cells.get((text, *place), "") for place in places))
         for text in texts
     ]
-    return markdown([("contrast", *titles), *table])
+    return markdown([("contrast", *titles), *table]) if table else ""
 
 
 def beyond_text(name: str, registry: Registry) -> str:

@@ -169,12 +169,14 @@ def link(case):
 def page(cases):
     """Return the shares that are found, and what is not."""
     lines, codes = [], [case for case in cases if "before" in case]
-    later = "With `autocast` and change along both axes, which came later"
-    for name, without in (("Laws that were there before", NEW), (later, ())):
+    later = "With `autocast` and change along both axes, which were written later"
+    for name, without in (("Laws older than this test", NEW), (later, ())):
         alone, declared = (sum(bool(found(case, key, without)) for case in codes) for key in ("before", "declared"))
         bounds = [binomtest(alone, len(every)).proportion_ci(method="exact") for every in (codes, cases)]
         texts = [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in bounds]
-        lines.append(f"- {name}: {alone} of {len(codes)} codes ({texts[0]}), of {len(cases)} bugs in all ({texts[1]}).")
+        lines.append(
+            f"- {name}: {alone} of {len(codes)} bugs with code ({texts[0]}), or of all {len(cases)} ({texts[1]})."
+        )
         lines.append(f"  With the declared convention: {declared}.")
     false = [f"{link(case)} ({', '.join(case['after'])})" for case in codes if case["after"]]
     lines.append(f"- Laws that fail on fixed code: {', '.join(false) or 'none'}.")

@@ -81,14 +81,13 @@ def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
         *(("fine_tune", "transformers"), ("sizes", "resize")),
     ],
 )
-def test_the_code_for_models_of_others_runs(name, word, tmp_path, monkeypatch, capsys):
+def test_the_code_for_models_of_others_runs(name, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in blocks(page(name), word):
         exec(compile(block, f"{name}.md", "exec"), names)
     assert "graticule" in names
     if word == "resize":
-        assert "graticule.resize(model, (28, 40))" in capsys.readouterr().out
         assert names["logits"].shape == (1, 1000) and names["theirs"].patch_embed.img_size == (280, 280)
 
 

@@ -9,8 +9,8 @@ import yaml
 
 from evidence.contrasts import Registry
 from evidence.papers import ITEMS, Item, filled, first_name, hours, is_uncontrolled, papers_part, text_of
+from evidence.records import read_records
 from graticule.lab.recipes.load import RECIPES, list_recipes
-from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[1]
 REGISTRY = Registry(TOP / "docs" / "data")
@@ -71,7 +71,7 @@ def test_every_item_has_a_command():
 
 def test_every_recipe_of_a_paper_is_in_a_command():
     text = " ".join(item.command for item in ALL)
-    small = re.compile(r"my_|digits|fashion|gym|scenes|camvid|coco_overfit|adapt")
+    small = re.compile(r"my_|digits|fashion|gym|scenes|camvid|adapt")
     own = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.lab.recipes.")]
     missing = [name for name in own if not small.match(name) and not re.search(rf"\b{name}\b", text)]
     assert missing == []

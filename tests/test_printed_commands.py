@@ -57,7 +57,7 @@ STANDS = {
     "--model FOLDER": "--model ./FOLDER2",
     "--images 0 5 --sizes 224 288": "--images 0 5 --sizes 28 36",
     "--sizes 160 192 224 288": "--sizes 20 28",
-    "--sizes 160 192 224 --mode crop": "--sizes 20 24 28 --mode crop",
+    "--sizes 160 192 288 --mode canvas": "--sizes 20 24 32 --mode canvas",
     "--sizes 336 448x672": "--sizes 20 20x40",
     "--window 512 --stride 341": "--window 96 --stride 60",
     "identify FILE.py:NAME": "identify rotation.py:code",
@@ -75,7 +75,6 @@ STANDS = {
     "hf:facebook/dinov2-small": "./FOLDER2",
     "hf:facebook/dinov2-with-registers-small": "./FOLDER2",
     "--on local:4": "",
-    "runs/digits-teacher": "./RUN",
     "weights.pth": "FILE.safetensors",
 }
 
@@ -127,6 +126,16 @@ def test_a_long_command_or_one_that_is_not_run_has_its_cost_or_need_beside_it():
         if alone and (TRAINS.match(command) or not is_run(command)) and not MARK.search(around)
     ]
     assert silent == []
+
+
+def test_a_run_that_a_command_reads_was_written_above_it_on_the_page():
+    missing, runs = [], re.compile(r"(?:--output |publish \S+ )?(?:\./)?((?:runs|published)/[\w-]+)")
+    for page, commands in PAGES.items():
+        written = set()
+        for command, _, alone in commands:
+            written |= {match[1] for match in runs.finditer(command) if match[0].startswith(("--", "publish"))}
+            missing += [(page, name) for name in runs.findall(command) if alone and name not in written]
+    assert missing == []
 
 
 def test_most_commands_are_run():

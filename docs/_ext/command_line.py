@@ -32,7 +32,7 @@ def help_of(arguments: list[str]) -> str:
     """
     printed = io.StringIO()
     code: object = 0
-    with patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}), contextlib.redirect_stdout(printed):
+    with patch.dict(os.environ, {"COLUMNS": "80"}), contextlib.redirect_stdout(printed):
         try:
             code = main(arguments)
         except SystemExit as stopped:

@@ -98,91 +98,97 @@ def encoding() -> Figure:
     return figure
 
 
+def line(ax: Axes, *points: tuple[float, float], color: str = INK) -> None:
+    """Draw straight lines through points, with an arrow at the last one."""
+    ax.plot(*zip(*points[:-1], strict=True), color=color, lw=1.1)
+    arrow(ax, points[-2], points[-1], color)
+
+
+def plus(ax: Axes, x: float, y: float) -> None:
+    """Draw a sum on the residual stream."""
+    ax.plot(x, y, "o", markersize=9, mfc="white", mec=INK, mew=0.8, zorder=3)
+    ax.plot(x, y, "+", markersize=6, color=INK, mew=0.9, zorder=4)
+
+
 def joining() -> Figure:
     """Draw four joinings of a table with three layers."""
-    figure, ax = canvas(10.4, 3.9)
+    figure, ax = canvas(10.4, 5.2)
+    pitch, lowest = 1.24, 0.85
+    levels = [lowest + pitch * layer for layer in range(3)]  # of the residual stream where a layer branches off
     for column, (name, about) in enumerate(
         {
             "default": "w is added once,\nto the token embedding",
-            "shared": "the same w before\nevery layer",
-            "unshared": "each layer has\na table of its own",
-            "lape": "each layer gets w through\na LayerNorm of its own",
+            "shared": "the same w is added\nbefore every layer",
+            "unshared": "each layer has\na separate table",
+            "lape": "each layer adds w after its norm,\nthrough a separate LayerNorm",
         }.items()
     ):
-        left = 1.75 + 2.6 * column
-        label(ax, left - 0.35, 3.68, name, size=11, family="monospace")
-        label(ax, left - 0.35, 3.28, about, size=8.5)
-        for layer in range(3):
-            box(ax, left, 0.95 + 0.72 * layer, f"layer {layer}", color=BLUE)
-            arrow(ax, (left, 0.43 + 0.72 * layer), (left, 0.75 + 0.72 * layer))
-        label(ax, left, 0.28, "tokens")
-        x = left - 1.15
-        if name == "default":
-            box(ax, x, 0.55, "w", 0.4, color=ORANGE)
-            arrow(ax, (x + 0.2, 0.55), (left - 0.03, 0.55), DARK_ORANGE)
-        elif name == "shared":
-            box(ax, x, 0.55, "w", 0.4, color=ORANGE)
-            for layer in range(3):
-                y = 0.55 + 0.72 * layer
-                arrow(ax, (x + 0.2, 0.55 if not layer else y), (left - 0.03, y), DARK_ORANGE)
-            ax.plot([x + 0.2, x + 0.2], [0.55, 1.99], color=DARK_ORANGE, lw=1.1)
-        elif name == "unshared":
-            for layer in range(3):
-                y = 0.55 + 0.72 * layer
-                box(ax, x, y, f"$w_{layer}$", 0.4, color=ORANGE)
-                arrow(ax, (x + 0.2, y), (left - 0.03, y), DARK_ORANGE)
-        else:
-            box(ax, x, 0.3, "w", 0.4, color=ORANGE)
-            for layer in range(3):
-                y = 0.95 + 0.72 * layer
-                box(ax, x, y, "LN", 0.44, 0.36, color=GREEN)
-                arrow(ax, (x, y - 0.5 if layer else 0.5), (x, y - 0.18), DARK_ORANGE)
-                arrow(ax, (x + 0.22, y), (left - 0.65, y), DARK_ORANGE)
+        x, inside, stream = (2.6 * column + offset for offset in (0.35, 1.35, 2.2))
+        label(ax, 2.6 * column + 1.3, 5.0, name, size=11, family="monospace")
+        label(ax, 2.6 * column + 1.3, 4.67, about, size=8.5)
+        line(ax, (stream, 0.3), (stream, 4.42))
+        label(ax, stream, 0.17, "tokens")
+        for y in levels:
+            line(ax, (stream, y), (inside, y), (inside, y + 0.12))
+            box(ax, inside, y + 0.25, "norm", 0.95, 0.27, color=BLUE)
+            arrow(ax, (inside, y + 0.38), (inside, y + 0.58))
+            box(ax, inside, y + 0.71, "attention", 0.95, 0.27, color=BLUE)
+            line(ax, (inside, y + 0.84), (inside, y + 0.93), (stream - 0.08, y + 0.93))
+            plus(ax, stream, y + 0.93)
+        if name == "lape":
+            box(ax, x, 0.5, "w", 0.4, color=ORANGE)
+            for y, before in zip(levels, (0.7, *(level + 0.65 for level in levels)), strict=False):
+                box(ax, x, y + 0.48, "LN", 0.44, 0.34, color=GREEN)
+                arrow(ax, (x, before), (x, y + 0.31), DARK_ORANGE)
+                arrow(ax, (x + 0.22, y + 0.48), (inside - 0.03, y + 0.48), DARK_ORANGE)
+            continue
+        tables = {"default": ["w"], "shared": ["w", "", ""], "unshared": ["$w_0$", "$w_1$", "$w_2$"]}[name]
+        for y, table in zip((level - 0.13 for level in levels), tables, strict=False):
+            if table:
+                box(ax, x, y, table, 0.4, 0.34, color=ORANGE)
+            arrow(ax, (x + 0.2, y), (stream - 0.02, y), DARK_ORANGE)
+        if name == "shared":
+            ax.plot([x + 0.2, x + 0.2], [lowest - 0.13, levels[-1] - 0.13], color=DARK_ORANGE, lw=1.1)
     return figure
 
 
 def layer_position() -> Figure:
     """Draw a block with the position of each field of a LayerPosition."""
-    figure, ax = canvas(10.4, 3.5)
-    y = 1.7
-    label(ax, 0.35, y + 0.2, "tokens", size=9)
-    ax.plot([0.1, 10.1], [y, y], color=INK, lw=1.1, zorder=0)
-    parts = {1.55: "norm", 3.15: "queries, keys,\nvalues", 5.0: "logits", 6.55: "mixed values", 8.2: "MLP"}
-    for x, text in parts.items():
-        box(ax, x, y, text, 1.25 if "\n" in text or " " in text else 0.85, 0.52, color=BLUE)
-    arrow(ax, (9.7, y), (10.2, y))
-    label(ax, 9.75, y + 0.2, "tokens", size=9)
-    above = {
-        0.7: "added_to_stream\nmap_before",
-        2.2: "after_norm\ninputs\nqueries_keys",
-        4.15: "rotary\nquery_scale",
-        5.0: "bias\nkey_bias",
-        5.85: "positional",
-        6.55: "value_bias",
-        9.1: "map_after",
+    figure, ax = canvas(10.4, 3.3)
+    y, low = 1.5, 0.9
+    label(ax, 5.2, 3.15, "An attention block. Each field may be None.", size=9.5)
+    label(ax, 0.3, y + 0.17, "tokens")
+    line(ax, (0.05, y), (10.3, y))
+    label(ax, 10.0, y + 0.17, "tokens")
+    for x, text, width in (
+        (1.75, "norm", 0.85),
+        (3.3, "queries, keys,\nvalues", 1.25),
+        (5.2, "logits", 0.8),
+        (6.9, "mixed values", 1.25),
+        (8.5, "norm, MLP", 1.1),
+    ):
+        box(ax, x, y, text, width, 0.52, color=BLUE)
+    for start, end in ((1.15, 7.68), (7.8, 9.22)):
+        line(ax, (start, y), (start, low), (end, low), (end, y - 0.08))
+        plus(ax, end, y)
+    label(ax, 4.4, low - 0.15, "residual stream", size=8.5)
+    fields = {
+        (0.75, y + 0.04): "added_to_stream\nmap_before",
+        (2.4, y + 0.04): "after_norm\ninputs\nqueries_keys",
+        (4.22, y + 0.04): "rotary\nquery_scale",
+        (5.2, y + 0.27): "bias\nkey_bias",
+        (6.02, y + 0.04): "positional",
+        (6.9, y + 0.27): "value_bias",
+        (9.6, y + 0.04): "map_after",
     }
     below = "mixing, spatial_bias"
-    drawn = re.findall(r"\w+", " ".join([*above.values(), below]))
+    drawn = re.findall(r"\w+", " ".join([*fields.values(), below]))
     if sorted(drawn) != sorted(LayerPosition._fields):
         raise ValueError(f"the drawing must have every field of LayerPosition once, got {drawn}.")
-    for index, (x, text) in enumerate(above.items()):
-        high = index % 2 == 1
-        tip, end = (y + 0.95, y + 0.04) if high else (y - 0.85, y - 0.04)
-        if x in parts:
-            end = y + 0.27 if high else y - 0.27
-        arrow(ax, (x, tip), (x, end), DARK_ORANGE)
-        label(
-            ax,
-            x,
-            tip + (0.06 if high else -0.06),
-            text,
-            DARK_ORANGE,
-            9,
-            va="bottom" if high else "top",
-            family="monospace",
-        )
-    label(ax, 5.2, 3.3, "a block of attention; every field may be None", size=9.5)
-    label(ax, 5.2, 0.15, f"in gated MLPs and mixers instead of attention:   {below}", size=9)
+    for (x, end), text in fields.items():
+        arrow(ax, (x, y + 0.8), (x, end), DARK_ORANGE)
+        label(ax, x, y + 0.85, text, DARK_ORANGE, va="bottom", family="monospace")
+    label(ax, 5.2, 0.25, f"Gated MLPs and mixers have   {below}   instead of attention.")
     return figure
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pandas as pd
 from pandas import DataFrame
+from torchvision.datasets import CIFAR10
 
 from evidence.built import differences, facts_of
 from graticule.lab.recipes.load import load_recipe
@@ -52,6 +53,7 @@ class Study:
     choices: label -> changed fields of the recipe; the choices are compared.
     seconds: estimated wall time of a run on one core.
     variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
+    variant_first: train all seeds of a variant before the next variant, instead of all variants of a seed.
     without: (choice, variant) pairs that are left out, such as an encoding that a model cannot take.
     base: fields of the recipe that are changed for all choices.
     seeds: the same for every choice and variant.
@@ -72,11 +74,12 @@ class Study:
     choices: Mapping[str, Mapping[str, Any]]
     seconds: float
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    variant_first: bool = False
     without: tuple[tuple[str, str], ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[tuple[int, int], ...] = ()
-    modes: tuple[Literal["zoom", "canvas", "crop"], ...] = ("zoom",)
+    modes: tuple[Literal["zoom", "canvas"], ...] = ("zoom",)
     decimals: int = 2
     controls: str = ""
     follows: str = ""
@@ -122,6 +125,13 @@ def load(name: str) -> Study:
     return import_module(f"evidence.studies.{known_name('study', name, names())}").study()
 
 
+def accept_copies() -> None:
+    """Let CIFAR-10 be read from files that are not the published ones, such as JPEG copies, in this process."""
+    for name in ("train_list", "test_list"):
+        setattr(CIFAR10, name, [[file, None] for file, _ in getattr(CIFAR10, name)])
+    CIFAR10.meta = {**CIFAR10.meta, "md5": None}  # torchvision checks no hash without one
+
+
 def read_table(table: Path) -> DataFrame:
     """Read the rows of a table; an absent file has none."""
     if not table.is_file():
@@ -140,7 +150,7 @@ def write_table(table: Path, rows: DataFrame) -> Path:
 
 
 def missing_runs(study: Study, rows: DataFrame, folder: Path, recipes: Mapping[str, Any]) -> list[PlannedRun]:
-    """List the runs that a table lacks, seed by seed.
+    """List the runs that a table lacks, seed by seed, or variant by variant if the study says so.
 
     Raises:
         ValueError: if the table has scores of another recipe or of other data.
@@ -157,6 +167,8 @@ def missing_runs(study: Study, rows: DataFrame, folder: Path, recipes: Mapping[s
                 )
     measured = {*zip(*(rows[name] for name in CELL), strict=True)}
     runs = plan(recipes, study.seeds, folder)
+    if study.variant_first:
+        runs.sort(key=lambda run: [*study.variants].index(study.cells[run.choice][1]))
     return [run for run in runs if (*study.cells[run.choice], run.recipe.seed) not in measured]
 
 
@@ -200,7 +212,7 @@ def run_study(
         if wrong := differences(facts_of(recipes[name], model, images), expected):
             raise ValueError(f"`expects` must be what is built: {name!r} must have {'; '.join(wrong)}.")
 
-    parameters, _ = check_choices(missing, sizes=study.sizes, modes=study.modes, inspect=inspect)
+    parameters = check_choices(missing, sizes=study.sizes, inspect=inspect)
 
     def measure(run: PlannedRun) -> None:
         choice, variant = study.cells[run.choice]

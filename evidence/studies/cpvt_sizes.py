@@ -27,10 +27,10 @@ def study() -> Study:
         seeds=(0, 1, 2, 3),
         sizes=((20, 20), (24, 24), (28, 28), (32, 32), (36, 36), (40, 40), (44, 44)),
         modes=("canvas", "zoom"),
-        controls="'learnable, std 1' has the standard deviation of a normalized table. It was added when the other "
-        "scores were known, for the gain of PEG at 0 from zoom 28 to zoom 40, less the gain of this table.",
+        controls="'learnable, std 1' has the standard deviation of a normalized table. It was added when the "
+        "other scores were known, to compare its gain from zoom 28 to zoom 40 with the gain of 'PEG at 0'.",
         follows="CPVT (Chu et al., 2023), Table 2",
-        limits="Training crops enlarge a digit up to four times in area. A fifth seed was planned and not run.",
+        limits="Training crops enlarge a digit up to four times in area. A fifth seed was planned but not run.",
         expects={
             **{"grid": "7 x 7", "model": "vit_nano_patch4_28", "global_pool": "avg"},
             "learnable": {"std": 0.02},

@@ -25,8 +25,9 @@ def study() -> Study:
         },
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(110, 118)),
-        controls="'table' has the standard deviation of a normalized table. A stack is one PEG of four convolutions "
-        "with batch norm and ReLU; 'four PEGs' has one before each layer. The final norm is before the pooling.",
+        controls="'table' has the standard deviation of a normalized table. A stack is one PEG of four "
+        "convolutions with batch norm and ReLU. 'four PEGs' has a PEG before each layer. The final norm is before "
+        "the pooling.",
         follows="CPVT (Chu et al., 2023), Tables 3, 7 and 14",
         limits="The depth-wise stack, as in the paper's Table 14, and its tests were added when the other scores were "
         "known. The paper has five PEGs in twelve layers.",

@@ -74,8 +74,8 @@ def study() -> Study:
         sizes=SIZES,
         modes=MODES,
         decimals=1,
-        controls="'canvas 40': the digit keeps its size, at a random position, and the rest of 40 x 40 pixels, 4 times "
-        "the tokens, is empty; 'zoom 40': it grows with the image.",
+        controls="On 'canvas 40' the digit keeps its size, at a random location, and the rest of 40 x 40 "
+        "pixels (4 times the tokens) is empty. On 'zoom 40' the digit grows with the image.",
         limits="Digits of 20 x 20 pixels. The recipe is not tuned for any encoding.",
         seconds=45,
         measure=measure,

@@ -90,11 +90,12 @@ def study() -> Study:
         recipe="digits_small",
         choices={name: {"encoding": encoding} for name, encoding in encodings.items()},
         seeds=tuple(range(700, 708)),
-        controls="Objects grow with the image (zoom), keep their size on an empty canvas, or there are 2 x 2 of one "
-        "class (mosaic). Counted coordinates: RoPE as trained, FIRE divided by the largest distance of the trained "
-        "grid, DINOv3's RoPE at the spacing of the trained grid. Normalized: RoPE with position interpolation, FIRE "
-        "and DINOv3 as published. At the trained size both are the same. For the last statement, counted "
-        "coordinates are shifted by 3 patches; this was added when the scores of four seeds were known.",
+        controls="Objects grow with the image (zoom), keep their size on an empty canvas, or there are 2 x 2 "
+        "objects of one class (mosaic). With counted coordinates, RoPE is as trained, FIRE is divided by the "
+        "largest distance of the trained grid, and DINOv3's RoPE has the spacing of the trained grid. With "
+        "normalized coordinates, RoPE has position interpolation, and FIRE and DINOv3 are as published. At the "
+        "trained size both are equal. For the last statement, counted coordinates are shifted by 3 patches; this "
+        "condition was added when the scores of four seeds were known.",
         follows="TMLR submission 9150 (2026)",
         limits="The paper trains on ImageNet-100 at 224 pixels and enlarges images to 4.57 times the side: FIRE has "
         "63.1 %, RoPE 18.9 %.",

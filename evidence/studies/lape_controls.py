@@ -39,16 +39,16 @@ def study() -> Study:
         "PEG, GAP": {"encoding": "peg", "global_pool": "avg"},
     }
     return Study(
-        question="Do earlier answers without a control hold against one of equal spread?",
+        question="Do earlier answers hold against a control of equal spread?",
         recipe="digits_small",
         choices=choices,
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(90, 98)),
-        controls="'table' has the standard deviation of a normalized table, and so have the sinusoids of 'spread 1' "
-        "around their mean. Sinusoids 'beside' have the spread that LaPE's norms give them. The relative bias of "
-        "'std 1' starts as large as LaPE's norm makes it; over the heads it stays relative, over the keys it also "
-        "adds absolute position. 'from zero' is the start of LaPE's released code. The final norm is before the "
-        "pooling.",
+        controls="'table' has the standard deviation of a normalized table. So have the sinusoids of 'spread "
+        "1' around their mean. Sinusoids 'beside' have the spread that LaPE's norms give them, and the relative "
+        "bias of 'std 1' starts with the standard deviation that LaPE's norm gives it. Normalized over the heads, "
+        "the bias stays relative. Over the keys, it also carries absolute position. 'from zero' is the start of "
+        "LaPE's released code. The final norm is before the pooling.",
         follows="LaPE (Yu et al., 2023), Table 7; its first version (2022), Table 6; CPVT (Chu et al., 2023), Table 3",
         limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero' and their "
         "tests were added when the other scores were known.",

@@ -22,7 +22,7 @@ def study() -> Study:
         "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
     }
     return Study(
-        question="Does LaPE help by where the table is added, by its amplitude, or by its norm?",
+        question="Does LaPE help because of the place of the table, its amplitude, or its norm?",
         recipe="digits_small",
         choices=choices,
         seeds=tuple(range(40, 52)),

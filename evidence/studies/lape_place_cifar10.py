@@ -20,7 +20,7 @@ def study() -> Study:
         "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
     }
     return Study(
-        question="Does LaPE help on CIFAR-10 by where the table is added, by its amplitude, or by its norm?",
+        question="Does LaPE help on CIFAR-10 because of the place of the table, its amplitude, or its norm?",
         recipe="fashion_mnist",
         choices=choices,
         base={

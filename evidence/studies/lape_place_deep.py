@@ -17,7 +17,7 @@ def study() -> Study:
         "beside, LN chain, std 1": {"encoding": EXACT, "joining": "lape"},
     }
     return Study(
-        question="In 24 layers, does LaPE help by where the table is added, or by its norms?",
+        question="In 24 layers, does LaPE help because of the place of the table, or its norms?",
         recipe="digits_small",
         choices=choices,
         base={"model_kwargs": ("depth=24",)},

@@ -23,8 +23,8 @@ def study() -> Study:
         controls="As in `lape_controls`, with other seeds: the sinusoids have the same spread and enter at the same "
         "point with and without LaPE's norms.",
         follows="CPVT (Chu et al., 2023), Tables 2 and 7; LaPE (Yu et al., 2023), Table 7",
-        limits="`lape_controls` determined the number of seeds. Two looks were declared, after 11 and 22 seeds, which "
-        "multiply p by 1.13 without changing an answer.",
+        limits="`lape_controls` determined the number of seeds. We planned to look at the scores twice, "
+        "after 11 and 22 seeds, which multiplies p by 1.13 and changes no answer.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "table": {"std": 1.0},

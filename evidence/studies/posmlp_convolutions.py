@@ -19,8 +19,8 @@ def study() -> Study:
         choices={"one stage": plain, **staged},
         base={"epochs": 8},
         seeds=tuple(range(600, 606)),
-        controls="All have a dense gating unit, which starts as in the authors' code of each model. A choice is "
-        "named by its patch embedding and its patch merging. 'one stage' is a gMLP with about twice the "
+        controls="All models have a dense gating unit, which starts as in the authors' code of the model. A "
+        "choice is named by its patch embedding and its patch merging. 'one stage' is a gMLP with about twice the "
         "parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
         expects={

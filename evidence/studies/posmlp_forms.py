@@ -18,10 +18,10 @@ def study() -> Study:
         },
         base={"epochs": 8},
         seeds=tuple(range(700, 705)),
-        controls="All start as in the authors' code, with Gaussians one patch wide and a bias of zero; the Gaussians "
-        "of 'alpha I' stay one patch wide. A learnable table is added before the first stage.",
+        controls="All models start as in the authors' code, with Gaussians one patch wide and a bias of zero. "
+        "The Gaussians of 'alpha I' stay one patch wide. A learnable table is added before the first stage.",
         follows="PosMLP (Wang et al., 2022), Tables 6 and 7",
-        limits="Convolutions of the stem and between the stages give position to all.",
+        limits="Convolutions in the stem and between the stages give all models position information.",
         expects={
             **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4", "epochs": 8, "images": 4000},
             "GGQPE": {"encoding": "ggqpe(form='gamma_gamma_t', shift=True, start='released', bias=True)"},

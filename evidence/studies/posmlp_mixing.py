@@ -8,8 +8,8 @@ def study() -> Study:
     dense = {"encoding": "gsgu(gaussian=True)", "model_kwargs": ("gate_norm=false",)}
     few = {"limit_train": 500, "epochs": 120}  # as many steps as 4,000 digits in 15 epochs
     return Study(
-        question="Does mixing by relative position beat a dense matrix of the same norm and start, and more with few "
-        "images; do windows that cover the stage, a learned width, and groups help?",
+        question="Does mixing by relative position beat a dense matrix of the same norm and start, and more so "
+        "with few images? Do larger windows, a learned width and groups help?",
         recipe="digits_posmlp",
         choices={
             "GGQPE": {"encoding": "ggqpe"},
@@ -24,12 +24,12 @@ def study() -> Study:
             "dense, one group": {**dense, "encoding": "sgu(std=1e-06, gaussian=True)"},
         },
         seeds=tuple(range(500, 506)),
-        controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in the "
-        "gating unit. 'dense' has a free matrix for each of GGQPE's groups. Windows of 4 x 4 are smaller than the "
-        "first stage only.",
+        controls="All units start as the Gaussians of the authors' code, with a bias of zero and no norm in "
+        "the gating unit. 'dense' has a free matrix for each of GGQPE's groups. Windows of 4 x 4 are smaller than "
+        "the grid in the first stage only.",
         follows="PosMLP (Wang et al., 2022), Tables 1, 5 and 6 and Figure 1 (f)",
-        limits="Convolutions of the stem and between the stages give position to all and carry content between "
-        "windows.",
+        limits="Convolutions in the stem and between the stages give all models position information and "
+        "move content between windows.",
         expects={
             **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4"},
             **{name: {"epochs": 120, "images": 500} for name in ("GGQPE, 500 digits", "dense, 500 digits")},

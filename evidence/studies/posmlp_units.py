@@ -16,8 +16,8 @@ def study() -> Study:
         "bias of zero and a norm in the gating unit; the dense matrix of LRPE-M starts near zero. GQPE and GGQPE start "
         "as Gaussians, without a norm: `posmlp_mixing` gives a dense matrix the same start.",
         follows="PosMLP (Wang et al., 2022), Table 1",
-        limits="The rows of Table 1 with gMLP are not run. The authors' code starts the tables of LRPE at zero by "
-        "mistake; here they are drawn, as it intends.",
+        limits="The rows of Table 1 with gMLP are not run. By mistake, the authors' code starts the tables "
+        "of LRPE at zero. We draw them at random, as the code intends.",
         expects={
             **{"grid": "8 x 8", "windows": "8 x 8, 4 x 4", "epochs": 8, "images": 4000},
             **{name: {"std": 0.02} for name in ("SGU", "LRPE", "GLRPE")},

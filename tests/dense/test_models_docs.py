@@ -24,12 +24,10 @@ def test_the_code_runs_and_gives_the_shown_results():
     assert names["logits"].shape == (1, 19, 128, 200)
 
 
-def test_the_tables_have_every_name_with_its_options_and_defaults():
-    shown = set(re.findall(r"^\| `(\w+(?:\(.*\))?)` \|", PAGE, flags=re.MULTILINE))
-    for registry in (NECKS, HEADS, DECODERS):
-        for name in registry:
-            given = ", ".join(f"{option}={value.default!r}" for option, value in registry.options(name).items())
-            assert (f"{name}({given})" if given else name) in shown, name
+def test_the_tables_have_every_name():
+    for word, registry in {"neck": NECKS, "head": HEADS, "decoder": DECODERS}.items():
+        (table,) = re.findall(rf"^\| {word} \|.*?\n\n", PAGE, flags=re.DOTALL | re.MULTILINE)
+        assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == [*registry]
 
 
 def test_the_table_of_sizes_has_the_sizes_of_the_models():

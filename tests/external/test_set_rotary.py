@@ -102,8 +102,13 @@ def test_scaled_rotation_and_its_temperature_are_those_of_the_encoding():
     torch.testing.assert_close(table, expected.rotary.table, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["DINOv3ViTModel", "FluxTransformer2DModel", "QwenImageTransformer2DModel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("DINOv3ViTModel", marks=pytest.mark.long),
+        *(pytest.param(f"{name}Transformer2DModel", marks=pytest.mark.slow) for name in ("Flux", "QwenImage")),
+    ],
+)
 def test_a_model_compiles_as_one_graph(name):
     model = graticule.set_rotary(build(name), dialect(name))
     expected, counter = [run(model, grid) for grid in GRIDS], CompileCounter()

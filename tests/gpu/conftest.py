@@ -21,9 +21,9 @@ LONG = ("test_a_compiled_model", "test_a_run", "test_the_gradients_of_a_group")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
+    """Mark the tests of this folder, except those that run on the meta device, which need no GPU."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.filterwarnings("default", "error:::graticule"), append=False)
 

@@ -1,5 +1,6 @@
 """Training on a device: a resumed run is the same bit for bit, and a group of one process changes nothing."""
 
+import dataclasses
 import math
 
 import pytest
@@ -46,6 +47,20 @@ def test_a_run_on_the_device_has_the_losses_of_the_cpu(device, tmp_path):
     runs = [train(recipe, tmp_path / recipe.accelerator, progress=False) for recipe in recipes]
     ours, expected = ([float(row["train_loss"]) for row in rows(run)] for run in runs)
     assert len(ours) == 2 and ours == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_run_of_captured_steps_is_that_of_usual_ones_within_rounding(device, precision, tmp_path):
+    """On the CPU, which captures nothing, both runs are the same."""
+    options = {**RECIPE, "clip_grad": None, "limit_train": 100}  # five steps per epoch, of which three warm up
+    if device.type == "cpu":
+        precision = precision.replace("16-mixed", "bf16-mixed")
+    recipe = short(**options, precision=precision, accelerator="gpu" if device.type == "cuda" else "cpu")
+    captured = train(recipe, tmp_path / "captured", progress=False)
+    usual = train(dataclasses.replace(recipe, cuda_graph=False), tmp_path / "usual", progress=False)
+    assert "no CUDA graph" not in captured.log_file.read_text(encoding="utf-8")
+    ours, expected = ([float(row["train_loss"]) for row in rows(run)] for run in (captured, usual))
+    assert len(ours) == 2 and ours == pytest.approx(expected, rel=1e-4 if precision == "32-true" else 1e-2)
 
 
 def test_a_run_of_the_device_is_opened_and_evaluated_on_the_cpu(device, tmp_path):

@@ -54,6 +54,7 @@ class OtherDevices(TorchDispatchMode):
         return output
 
 
+@pytest.mark.long
 @every_case
 def test_every_tensor_of_a_step_is_made_on_the_device_of_the_weights(case):
     """On the meta device, to which nothing is copied from the CPU without being recorded."""

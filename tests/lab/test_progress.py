@@ -3,25 +3,19 @@
 import io
 import sys
 
+import pytest
+
 from graticule.lab import terminal as progress
-from graticule.lab.terminal import bar, hidden
+from graticule.lab.terminal import PlainProgress, bar
 
 
-class Terminal(io.StringIO):
-    """A stderr that is a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def test_bars_are_drawn_on_a_terminal_and_in_a_notebook_alone(monkeypatch):
+@pytest.mark.parametrize(("terminal", "notebook"), [(False, False), (True, False), (False, True)])
+def test_bars_are_drawn_on_a_terminal_and_in_a_notebook_alone(monkeypatch, terminal, notebook):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert hidden(True) and hidden(False)
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    assert not hidden(True) and hidden(False)
-    monkeypatch.delitem(sys.modules, "ipykernel")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    assert not hidden(True) and hidden(False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    if notebook:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert isinstance(bar(wanted=False), PlainProgress) != (terminal or notebook)
 
 
 def test_a_file_gets_a_line_at_intervals_and_nothing_of_a_short_task(monkeypatch):

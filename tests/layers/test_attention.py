@@ -110,6 +110,20 @@ class Wrapped(nn.Module):
         return 2 * self.base(x)
 
 
+def saved_bytes(attention: Attention, x: Tensor, position: LayerPosition) -> int:
+    """Return the bytes that autograd keeps for the backward pass, besides parameters and positions."""
+    known = {part.untyped_storage().data_ptr() for part in (*attention.parameters(), *(position.rotary or ())[:1])}
+    saved: dict[int, Tensor] = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.untyped_storage().data_ptr(), t), id):
+        attention(x, position)
+    return sum(part.untyped_storage().nbytes() for at, part in saved.items() if at not in known)
+
+
+def test_a_fixed_rotation_keeps_no_further_copy_for_the_backward_pass(attention, x):
+    rotary = PairRotation(torch.randn(N, 2 * HEAD, dtype=torch.float64))
+    assert saved_bytes(attention, x, LayerPosition(rotary=rotary)) == saved_bytes(attention, x, LayerPosition())
+
+
 def test_a_module_that_replaces_the_projection_takes_effect_whatever_the_inputs_are(attention, x):
     shared = LayerPosition(inputs=lambda x: (y := x / 2, y, x))  # by queries and keys, as from a PEG on both
     for position in (LayerPosition(), shared, LayerPosition(inputs=lambda x: (x, x / 2, x / 4))):

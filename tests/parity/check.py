@@ -42,7 +42,7 @@ from graticule.registry.specs import parse_sum
 TOLERANCE = 1e-9
 #: Recorded cases that are not of models; other tests compare them.
 _OTHERS = ("deit_distillation", "deit_rasampler", "deit_schedule", "pyramid_drop_path")
-_OTHERS += ("sincos2d_timm_float64", "timm_schedule_prefix")
+_OTHERS += ("sincos2d_timm_float64",)
 RECORDED = [
     path for path in sorted((Path(__file__).parent / "golden").glob("*.safetensors")) if path.stem not in _OTHERS
 ]

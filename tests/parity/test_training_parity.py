@@ -15,7 +15,6 @@ from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.tasks.distillation import Teacher
 from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.optimization import build_optimizer, build_schedule
-from in_turn import refusals
 from tiny import assert_same, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -70,26 +69,12 @@ def test_the_learning_rates_are_those_of_timms_cosine_schedule_with_deits_values
     assert_same(ours[:300], recorded["rate_in_epoch_timm"], 1e-12)
 
 
-def test_the_learning_rates_after_a_warmup_prefix_are_timms():
-    """timm trains for 20 epochs after 3 of warm-up; here that is 23."""
-    ours = rates(23, warmup_epochs=3, cooldown_epochs=4, warmup_prefix=True)
-    recorded = load_file(GOLDEN / "timm_schedule_prefix.safetensors")["rate_at_t"]
-    assert_same(ours, recorded[: len(ours)], 1e-12)
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "poly"])
-def test_the_learning_rates_with_k_decay_are_those_of_its_formula(schedule):
-    ours = rates(20, schedule=schedule, k_decay=1.5)
-    share = (torch.arange(20, dtype=torch.float64) / 20) ** 1.5
-    falls = (1 + (torch.pi * share).cos()) / 2 if schedule == "cosine" else 1 - share
-    assert_same(ours[:20], 1e-5 + (1e-3 - 1e-5) * falls, 1e-12)
-
-
-test_an_option_without_effect_on_the_schedule_is_refused = refusals(
-    ({"warmup_prefix": True}, "`warmup_prefix` must be left out without a warm-up"),
-    ({"k_decay": 2.0, "schedule": "step", "decay_epochs": (2,)}, "`k_decay` must be left out with the schedule step"),
-    call=lambda options: Recipe(**options),
-)
+def test_the_schedule_poly_is_its_formula():
+    share = torch.arange(20, dtype=torch.float64) / 20
+    falls = (1 - share) ** 0.9  # as 1 - share**0.9 would not be
+    assert_same(rates(20, schedule="poly", poly_power=0.9)[:20], 1e-5 + (1e-3 - 1e-5) * falls, 1e-12)
+    with pytest.raises(ValueError, match="`poly_power` must be left out without the schedule poly"):
+        Recipe(poly_power=0.9)
 
 
 def test_deits_late_loop_differs_by_half_a_percent_of_the_rate_after_the_warmup():

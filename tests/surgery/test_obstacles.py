@@ -97,6 +97,14 @@ WEIGHTS = {"convert", "to_timm", "save"}
 CODE = {"convert", "to_timm"}
 WRAPPED = {"convert", "to_timm", "save", "attach", "resize", "export", "change"}
 COMPUTED, QUANTIZED = "weight, which is computed", "must have weights in floating point, got a quantized one"
+
+
+def _ran_compiled(model):
+    """Leave the notes of a compilation on the parameters."""
+    compile_eagerly(model)(images(*(model if hasattr(model, "img_size") else model.patch_embed).img_size))
+    assert any("_dynamo" in name for parameter in model.parameters() for name in vars(parameter))
+
+
 #: Wrapper -> a function that changes or wraps a model, the error, and the operations that refuse it.
 WRAPPERS = {
     "LoRA": (_replace(LoraLinear, QKV), "where LoraLinear adds to base_layer; merge both", WEIGHTS),
@@ -135,6 +143,7 @@ WRAPPERS = {
     ),
     # huggingface/pytorch-image-models#2003, #1566, karpathy/nanoGPT#325, Lightning-AI/pytorch-lightning#20233
     "compiled": (compile_eagerly, "OptimizedModule", {*WRAPPED, "freeze"}),
+    "ran as a graph": (_ran_compiled, "", set()),
     "compiled block": (
         _replace(compile_eagerly, "blocks.0"),
         r"compiled|OptimizedModule|blocks\.0\.forward is",
@@ -143,7 +152,7 @@ WRAPPERS = {
     "compile()": (
         lambda model: model.compile(backend="eager"),
         "must not be compiled, got VisionTransformer, which is",
-        {"attach"},
+        {"attach", "convert"},
     ),
     # pytorch/pytorch#12603: parameters that are replaced are not synchronized
     "DataParallel": (nn.DataParallel, "DataParallel", {*WRAPPED, "freeze"}),

@@ -1,6 +1,5 @@
 """Files are written completely, and read within limits; only plain ones are read."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -15,10 +14,8 @@ from safetensors.torch import save_file
 from graticule.lab.training.run_folder import lock_folder
 from graticule.system.files import (
     check_plain,
-    keep_open,
     read_bytes,
     read_json,
-    replace,
     write_bytes,
     write_json,
     write_text,
@@ -76,15 +73,6 @@ with lock_folder(Path({str(tmp_path)!r})) as free:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-@pytest.mark.parametrize("keep", [keep_open, lambda folder: contextlib.nullcontext(folder.mkdir())])
-def test_a_file_is_renamed_in_a_folder_whether_it_is_kept_open_or_not(keep, tmp_path):
-    folder = tmp_path / "run"
-    with keep(folder):
-        (folder / "new").write_bytes(b"new")
-        replace(folder / "new", write_bytes(folder / "file", b"old"))
-        assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"new")]
 
 
 def bind(path):

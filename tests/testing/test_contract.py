@@ -246,8 +246,6 @@ def test_the_pages_name_each_law_that_check_prints():
     names = {finding.check for finding in check_encoding("none", compiled=False)} | {"compilation", "fields"}
     page = (docs / "extending.md").read_text(encoding="utf-8")
     assert {name for name in names if f"`{name}`" not in page} == set()
-    page = (docs / "conformance.md").read_text(encoding="utf-8")
-    assert {name for name in ("row_order", "device", "batch") if f"`{name}`" not in page} == set()
 
 
 def test_a_subset_of_other_outputs_is_found(monkeypatch):

@@ -223,7 +223,7 @@ def audit(
     causes: bool = False,
     progress: Callable[..., Any] | None = None,
 ) -> Audit:
-    """Measure the cost of a model's position information, probe its features for it, and measure what depends on it.
+    """Measure what position information costs in a model, where its features contain it, and what depends on it.
 
     The model is not changed.
 

@@ -50,7 +50,7 @@ class DebiasCertificate(PrintedTable):
     components: the number of directions that are removed ('leace', 'blank'), or of the low-rank part of the table that
         is subtracted, in addition to rows and columns ('mean'); None if nothing is removed.
     images: number of images.
-    total: number of images of which these were held out; None if all were measured.
+    total: number of images, including those that were not held out; None if all were measured.
     share: the share of the variance that position explains (`position_share`).
     place: R2 of row and column that are predicted by the mean place of the 10 nearest patches of other images (at
         most a quarter of them), in cosine; `place_chance` is for random patches.

@@ -141,7 +141,7 @@ def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
 
 
 def copied(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
-    """Return the token of which each token of another grid is a copy: the patch with its center."""
+    """Return, for each token of another grid, the token that it copies: the patch with its center."""
     ahead, patches = grid.split(tokens)
     return torch.cat([ahead, patches[:, nearest(Grid(*new.shape), grid).to(tokens.device)]], 1)
 

@@ -186,7 +186,7 @@ def _ridge(covariance: Tensor, ridges: Sequence[float]) -> Tensor:
 
 #: Penalties of the ridge regression that are tried, as shares of the mean square of the features.
 _PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-#: Parts of the images, each of which is predicted from the others.
+#: Number of folds: each part of the images is predicted from the others.
 _FOLDS = 5
 
 

@@ -157,7 +157,7 @@ def register_small(family: str, name: str, **arguments: Any) -> None:
 
 
 def list_small_models() -> dict[str, tuple[str, dict[str, Any]]]:
-    """List the small models of all families, and the first model of each class of which no small one is declared."""
+    """List the small models of all families, and the first model of each class without a small one."""
     models = dict(sorted(FAMILIES.items(), key=lambda item: item[0].lower()))
     kinds = {MODELS[name].kind for name, _ in models.values()}
     for name, size in MODELS.items():

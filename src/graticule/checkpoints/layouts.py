@@ -24,12 +24,12 @@ _EVALUATED = ("teacher.", "target_encoder.", "base_encoder.", "model_ema.")
 _PRETRAINING = re.compile(r"mask_token$|decoder_")
 #: Names of tensors that published code saves, and that are computed here.
 _COMPUTED = re.compile(r"relative_position_index|rel_indices|attn_mask|relative_coords_table|rope|\.periods|bias_mask")
-#: Names that timm's filters drop from files of which they join other tensors: BEiT-3's other branch, EVA, DINOv3.
+#: Names that timm's filters drop although they join other tensors of the file: BEiT-3's other branch, EVA, DINOv3.
 _DROPPED = re.compile(r"\.B\.|text_embed|mask_token|lm_head|local_cls_norm|projectors\.")
 
 
 def rename_start(name: str, start: str, other: str) -> str:
-    """Replace the first components of a name if they are those of `start`, in which * is any one component.
+    """Replace the first components of a name if they match `start`, in which * is any one component.
 
     >>> rename_start("blocks.3.mlp.fc1.weight", "blocks.*.mlp", "blocks.*.leff"), rename_start("mlps.0", "mlp", "leff")
     ('blocks.3.leff.fc1.weight', 'mlps.0')
@@ -45,7 +45,7 @@ def renamed(values: Mapping[str, Value], rename: Callable[[str], str]) -> dict[s
     """Return values under new names.
 
     Raises:
-        ValueError: if two of them have the same new name, of which one would be lost.
+        ValueError: if two of them have the same new name, so that one would be lost.
     """
     names: dict[str, str] = {}
     for name in values:
@@ -131,7 +131,7 @@ def rename_library(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in [
         name for name in state if name.endswith("attn.qkv.bias") and name.replace("qkv.bias", "logit_scale") in state
     ]:
-        start = name.removesuffix("qkv.bias")  # of Swin V2, which sets those of the keys to zero
+        start = name.removesuffix("qkv.bias")  # of Swin V2, which sets the biases of the keys to zero
         bias = state.pop(name)
         state[f"{start}q_bias"], _, state[f"{start}v_bias"] = bias.chunk(3)
     return state
@@ -140,7 +140,7 @@ def rename_library(state: dict[str, Tensor]) -> dict[str, Tensor]:
 class FileTensors(NamedTuple):
     """Tensors of a file under the names of a model, their names in the file, and those that are outside of the model.
 
-    `metadata` is that of the file, with the names of the model; `prefix` is that of the model in a larger file.
+    `metadata` comes from the file, with the names of the model; `prefix` is the name of the model in a larger file.
     """
 
     tensors: dict[str, Any]
@@ -181,7 +181,7 @@ def own_tensors(model: Any, state: dict[str, Any], source: object, **tables: str
     return FileTensors(renamed(layout, rename), sources, unused, metadata, prefix)
 
 
-#: Names in BEiT and timm of a relative bias of all blocks, and of that of a block.
+#: Names in BEiT and timm: a relative bias shared by all blocks, and the bias of a block.
 SHARED_BIAS = re.compile(r"(?:rel_pos_bias|shared_rel_pos)\.(.+)")
 _BLOCK_BIAS = re.compile(r"blocks\.\d+\.attn\.(?:rel_pos\.)?(.+)")
 

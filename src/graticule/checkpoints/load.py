@@ -28,9 +28,10 @@ from graticule.checkpoints.read import (
     with_metadata,
 )
 from graticule.encodings.forms.absolute import AbsoluteEncoding, FixedEncoding
+from graticule.position.grid_module import GridModule
 from graticule.position.joining import JOININGS, Default
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.position import ENCODINGS, Position
 from graticule.registry.checks import checked, printable
 from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
@@ -42,7 +43,7 @@ _COMPUTED = ("relative_position_index", "rel_indices")
 class PublishedNames(nn.Module):
     """A module with a `position`, whose weights are published under other names, or in another layout.
 
-    A family overrides the methods in which its public code differs; the names of position parameters are those of their
+    A family overrides the methods in which its public code differs; position parameters have the names of their
     encoding (`Position.published_names`).
     """
 
@@ -69,18 +70,18 @@ class PublishedNames(nn.Module):
 def load_checkpoint(model: nn.Module, path: str | Path, grid: tuple[int, ...] | None = None) -> nn.Module:
     """Load the weights at `path` into `model`, completely or not at all, and return the model.
 
-    Checkpoints of this library, DeiT, timm and LaPE's code are accepted, and those of other authors that timm's filters
-    know, also as a part of a larger file (`teacher.backbone.`, `encoder.`); a warning names what else is in it.
+    Accepts checkpoints of this library, DeiT, timm and LaPE's code, and other checkpoints that timm's filters know,
+    also as a part of a larger file (`teacher.backbone.`, `encoder.`). A warning names what else is in the file.
     Position parameters of another grid or window are resampled if their encoding can be. State dicts of this library
     record the grid of each table, in files of `torch.save` and in the weights of a run. Other checkpoints do not: a
     table of as many rows as the model's is for the model's grid, any other one for a square if it can be, and a warning
-    says so. A fixed table that is not in the file is computed; one that is another formula's is refused.
+    says so. A fixed table that is not in the file is computed, and a table of another formula is refused.
 
     Args:
         model: one of our backbones.
         path: a checkpoint.
         grid: (H, W) of the table in the file, in patches, or of its window, if the file does not record it; of a
-            pyramid that of the first stage.
+            pyramid the grid of the first stage.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -162,7 +163,7 @@ def _own_part(model: Any, path: str | Path, grid: tuple[int, ...] | None = None)
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
-    """Describe, in at most four items, why `state` cannot be loaded into `model`; `names` are those of the file."""
+    """Describe, in at most four items, why `state` cannot be loaded into `model`; `names` are the names in the file."""
     expected = model.state_dict()
     complaints = []
     called = names or {}
@@ -231,8 +232,8 @@ def rename_published(
 ) -> None:
     """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
 
-    The rules are those of `load_checkpoint`; `local_metadata` records the grid of each table, if the state dict was
-    made by this library. Warnings name tables that are resampled or whose grid is assumed, tensors that are not used,
+    The rules are the same as for `load_checkpoint`. `local_metadata` records the grid of each table if this library
+    made the state dict. Warnings name tables that are resampled or whose grid is assumed, tensors that are not used,
     and weights that were trained with another encoding or joining, which may have the same names and shapes.
     """
     names = [name for name in state_dict if name.startswith(prefix)]
@@ -293,7 +294,7 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
 
 
 def table_grids(position: Position, file: FileTensors, first: Shape | None) -> dict[str, Shape]:
-    """Return the (H, W) of the tables of a file that it records, or that follow from that of the first stage.
+    """Return the (H, W) of the tables of a file, as recorded or as it follows from the first stage.
 
     That of a table that was replaced after its grid was recorded is left out. `first` is halved as often as fits;
     without it, and where no grid is recorded, so are the grids of the image sizes that the file names.
@@ -348,7 +349,7 @@ def _others(shape: Shape) -> list[Shape]:
 
 
 def _halved(shape: Shape) -> list[Shape]:
-    """Return the grids of eight stages, the first of which has `shape`; odd sides are padded."""
+    """Return the grids of eight stages; the first has `shape`, and odd sides are padded."""
     return [tuple(-(-side >> stage) for side in shape) for stage in range(8)]
 
 

@@ -113,7 +113,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _image_sizes(contents: Any) -> list[tuple[int, int]]:
-    """Return the sizes (height, width) of images that entries beside the weights name, such as those of a training."""
+    """Return the image sizes (height, width) that entries beside the weights name, such as training arguments."""
     sizes, seen, left = dict[tuple[int, int], None](), dict[int, Any](), [contents]
     while left:
         part = left.pop()

@@ -53,7 +53,7 @@ _TABLE = re.compile(r"backbone\.pos_embed\d?$")
 def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> nn.Module:
     """Load the weights of public code for dense prediction into `model`, completely or not at all, and return it.
 
-    Accepted are those of RetinaNet, Faster and Mask R-CNN in mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and other
+    Accepts RetinaNet, Faster and Mask R-CNN from mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and other
     backbones of this library), of ViT-Adapter, UperNet and Semantic FPN in mmsegmentation, and of Segmenter. Position
     tables are resampled as for a backbone alone; the row of a class token that the model lacks is omitted; a layer
     scale that the model lacks is multiplied into the layer before it. Twins' option of a norm after every stage
@@ -77,7 +77,7 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
 
 
 def rename_state(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a published state dict under our names, except those of the backbone, which its family renames.
+    """Return a published state dict under our names, except for the backbone, which its family renames.
 
     Args:
         published: the state dict.

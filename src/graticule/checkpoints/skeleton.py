@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leave tensors unchanged in place whose elements are one number, which is that of parameters of a skeleton."""
+    """Leave tensors unchanged whose elements are all one number, as the parameters of a skeleton are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -180,7 +180,7 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
 def code_of(model: nn.Module) -> Iterator[Difference]:
     """Yield hooks, and functions that instances, classes or modules have instead of those that they are defined with.
 
-    Those are left out that only record outputs, and in a model of this library those of this library.
+    Leaves out hooks that only record outputs and, in a model of this library, its own hooks.
     """
     harmless = (*_HARMLESS, "graticule.") if _is_own(model) else _HARMLESS
     for kind in HOOKS:
@@ -201,7 +201,8 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
                 for hook in (getattr(parameter, kind, None) or {}).values():
                     yield Difference(f"{start}{key}.{kind}", _text(hook), EMPTY)
             for attribute in sorted(vars(parameter).keys() - _INTERNAL) if parameter is not None else ():
-                yield Difference(f"{start}{key}.{attribute}", _text(getattr(parameter, attribute)), OF_CLASS)
+                if not attribute.startswith("_dynamo"):  # notes of a compilation
+                    yield Difference(f"{start}{key}.{attribute}", _text(getattr(parameter, attribute)), OF_CLASS)
         for key in (*part._modules, *part._parameters, *part._buffers):
             if key in vars(part) or hasattr(type(part), key):  # which Python finds first
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")

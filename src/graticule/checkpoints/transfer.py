@@ -127,9 +127,9 @@ def transfer(
 ) -> Transfer:
     """Load all tensors of the checkpoint `source` that fit into `model`, and return a report.
 
-    The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
-    joining; names are those of `load_checkpoint`. A tensor with the same name and shape is loaded. Others are converted
-    where possible:
+    The checkpoint may have another image, patch or window size, class count, number of channels, depth, encoding or
+    joining. It has the names that `load_checkpoint` reads. A tensor with the same name and shape is loaded. Others are
+    converted where possible:
 
     - Position parameters of another grid or window are resampled. Rows of prefix tokens are matched by token: rows that
       the checkpoint lacks keep the model's initial values (zero if it has the token and gives it no position).
@@ -139,8 +139,8 @@ def transfer(
     - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as in
       timm. A patch embedding of another patch size is resampled as in FlexiViT (Beyer et al., 2023).
 
-    Everything else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of
-    which one tensor does not fit. The norms before and after average pooling are different parameters.
+    Everything else is initialized: a classifier with another class count, a layer beyond the checkpoint's depth, a
+    module with a tensor that does not fit. The norms before and after average pooling are different parameters.
 
     Args:
         model: one of our backbones, not folded.
@@ -208,7 +208,7 @@ def transfer(
 
 
 def _tables(position: Any) -> dict[str, str]:
-    """Map published names of tables to those of the first layer's table of each stage.
+    """Map published names of tables to the name of the first layer's table in each stage.
 
     A checkpoint may have one table where the model has one per layer, and vice versa.
     """
@@ -243,7 +243,7 @@ def _origins(model_names: Iterable[str], names: Iterable[str]) -> dict[str, str]
     origins = {name: name for name in set(model_names).intersection(names)}
     left = [name for name in model_names if name not in origins]
     counts = Counter(map(_place, left))
-    sources: dict[str, list[str]] = {}  # by the place of a tensor that is left, and by the start of that of any table
+    sources: dict[str, list[str]] = {}  # by the place of a remaining tensor, and by the start of the place of a table
     for name in names:
         if name not in origins:
             sources.setdefault(_place(name), []).append(name)
@@ -310,6 +310,8 @@ class Fitting:
         """
         target, value = self.state[name], value.detach()
         reason = dtype_name(value) if kind(value) != kind(target) else unusable(value)
+        if not reason and value.dtype == target.dtype and value.device == target.device and value.is_set_to(target):
+            return target, "loaded", ""  # a weight that the model keeps
         if reason or not value.to(target.dtype).isfinite().all():
             return None, "new", f"{reason or 'not finite'} there"
         module = self.model.get_submodule(name.rpartition(".")[0])
@@ -332,7 +334,7 @@ class Fitting:
     def _table(
         self, encoding: AbsoluteEncoding, value: Tensor, shape: tuple[int, int] | None
     ) -> tuple[Tensor, str, str] | None:
-        """Resample the rows of patches, and match those of prefix tokens by name."""
+        """Resample the rows of patches, and match the rows of prefix tokens by name."""
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return None
         rows = value.reshape(-1, encoding.dim)

@@ -205,7 +205,7 @@ class OneStageDetector(Detector, ABC):
         nms: see `Detector`.
         most: see `Detector`.
         build: the detector of torchvision.
-        head: its head, of which convolutions are removed.
+        head: its head, whose convolutions are removed.
         anchors: the anchors of each level.
     """
 
@@ -240,7 +240,7 @@ class OneStageDetector(Detector, ABC):
 
 
 class Predictions(nn.Module):
-    """Returns the boxes and scores of all cells or anchors of a one-stage detector, of which it then selects the best.
+    """Returns the boxes and scores of all cells or anchors of a one-stage detector, before the best are selected.
 
     It normalizes the images. A detector then clips boxes to the image, leaves out low scores, and suppresses boxes that
     overlap with better ones of their class (NMS).

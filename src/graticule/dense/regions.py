@@ -163,7 +163,7 @@ class RegionDetector(Detector, ABC):
         features: images to feature maps.
         num_classes: number of classes of objects.
         regions: proposals per image that the second stage learns from.
-        proposals: proposals per image that are kept, of which it learns and which it classifies.
+        proposals: proposals per image that are kept for training and classification.
         hidden: channels of its two linear layers.
         scale: side of the square anchors, in strides of their map.
         ratios: height / width of the anchors of a cell.

@@ -24,8 +24,8 @@ class Fire(PatchBias):
 
     with a learned scale c, a learned threshold L and R the largest distance. On a grid larger than L the argument stays
     in [0, 1], so f never sees values that it was not trained for. c starts at 0.1, as in the paper, and L at the
-    diagonal of the grid that it was built for, of which it is a learned multiple. Both are learned as logarithms, so
-    that they stay positive.
+    diagonal of the grid that the encoding was built for. Both are learned as logarithms, so that they stay positive (L
+    as a multiple of this diagonal).
 
     The paper defines it for texts with causal attention. There R is the position i of the query, as it is here with
     `causal`. In an image every query sees the whole grid, and R is its diagonal for all queries. So the bias depends on

@@ -127,8 +127,8 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
-        lags = grid.unique_offsets(center.device).to(wide)
-        delta = lags.flatten(0, -2).unbind(-1)[::-1]  # (x, y): (displacements,) each
+        offsets = grid.unique_offsets(center.device).to(wide)
+        delta = offsets.flatten(0, -2).unbind(-1)[::-1]  # (x, y): (displacements,) each
         at = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
             scale = matrix[:, None]
@@ -146,7 +146,7 @@ class QuadraticMixing(MixingEncoding):
             rest = [place - offset / 2 for place, offset in zip(at, delta, strict=True)]
             rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
             logits = _dot(delta, [_dot(row, rest) for row in rows])
-        return logits.unflatten(-1, lags.shape[:-1])
+        return logits.unflatten(-1, offsets.shape[:-1])
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""

@@ -89,9 +89,10 @@ class Mrope(FixedRotary):
 def get_rope_index(parts: Sequence[Grid], overlap: bool = False) -> Points:
     """Return the coordinates (time, row, column) of the tokens of texts, images and videos in a row, for `mrope`.
 
-    In a text they are three times the index. A part begins after the largest coordinate before it. Frames are as far
-    apart as the video's `spacing` says, rounded down: tokens per second times seconds per frame in Qwen2.5-VL. In
-    Qwen3-VL each frame is an image, after a text of its time. Reference: Qwen2-VL (Wang et al., 2024), section 2.1.
+    A text token has its index as all three coordinates. Each part begins after the largest coordinate before it. The
+    distance between frames is the video's `spacing`, rounded down: tokens per second times seconds per frame in
+    Qwen2.5-VL. In Qwen3-VL each frame is an image, after a text with its time. Reference: Qwen2-VL (Wang et al., 2024),
+    section 2.1.
 
     Args:
         parts: the tokens of each, after merging: `Grid(n)` of a text, `Grid(H, W)`, `Grid(T, H, W)` of a video.

@@ -87,7 +87,7 @@ class Cropped(OwnGrid):
 
     In training the part has the sides :math:`\min(s a, 1)` and :math:`\min(s / a, 1)` of the table's width and height,
     with s uniform in [:math:`\sqrt{0.1}`, 1] and a in [3/4, 4/3], uniform in its logarithm; its place is uniform. It is
-    sampled linearly at H x W points, the first and last of which are at its border. So a table is trained for images of
+    sampled linearly at H x W points, from border to border. So a table is trained for images of
     many sizes and shapes at once. In evaluation the square that covers the image is resampled and cut at the top left,
     which keeps the aspect ratio. PyTorch's generator of the device draws, in each process its own.
 

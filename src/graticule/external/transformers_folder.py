@@ -172,8 +172,10 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
                 raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
             model, problems = kind.from_pretrained(folder, **options)
             if poolers := {key.rpartition("pooler.")[0] for key in problems["missing_keys"] if "pooler." in key}:
-                for name_of_part in poolers:  # built without one, as by add_pooling_layer=False
-                    model.get_submodule(name_of_part.rstrip(".")).pooler = None
+                for place in poolers:  # built without one, as by add_pooling_layer=False
+                    part = model.get_submodule(place.rstrip("."))
+                    del part.pooler
+                    part.pooler = None
                 problems["missing_keys"] = {key for key in problems["missing_keys"] if "pooler." not in key}
             without_sides(model)
         except Exception as error:  # it has many kinds for a damaged file

@@ -132,11 +132,12 @@ def push_folder(
     """Upload a folder that `save_pretrained` wrote, and return the address of the commit."""
     check_repo_id(repo_id)
     api = huggingface_hub.HfApi(token=token, library_name="graticule")
-    repository = api.create_repo(repo_id, private=private, exist_ok=True)
-    commit = api.upload_folder(
-        repo_id=repository.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
-    )
-    return str(commit)
+    try:
+        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        sent: Any = {"folder_path": str(folder), "revision": revision, "commit_message": "Add model"}
+        return str(api.upload_folder(repo_id=name, **sent))
+    except Exception as error:  # of the client, or of one of the two libraries by which it connects
+        raise OSError(f"{folder} could not be uploaded to {repo_id}: {error}") from error
 
 
 def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:

@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from graticule.lab.terminal import bold
 from graticule.registry.checks import known_name, printable, type_words
 
 T = TypeVar("T")
@@ -100,6 +99,7 @@ class CommandOption:
             return None
         field = self.path[-1]
         convert = next((leaf for leaf in leaves if leaf in (int, float, Path)), str)
+        typed = texts
         if sequence is not None and convert is int:
             texts = [side for text in texts for side in text.lower().split("x")]
         try:
@@ -107,16 +107,16 @@ class CommandOption:
         except ValueError:
             if self.choices:
                 raise
-            words, text = type_words(self.kind), printable(" ".join(texts))
+            words, text = type_words(self.kind), printable(" ".join(typed))
             example = "" if sequence is None else f", as in {self.usage}"
             raise ValueError(f"`{field}` must be {words}{example}, got {text!r}.") from None
         return get_origin(sequence)(values) if self.most is None or len(values) > 1 else values[0]
 
 
 def options_of(kind: type, **defaults: Any) -> list[CommandOption]:
-    """List the options of a dataclass with other `defaults` of its fields, its own before those of its bases.
+    """List the options of a dataclass with other `defaults` of its fields, its own before its bases' options.
 
-    Those of a field `recipe` are last, and have no prefix.
+    The options of a field `recipe` are last, and have no prefix.
     """
     fields = {field.name: default_of(field) for field in dataclasses.fields(kind)}
     owners = {name: kind.__mro__.index(_owner(kind, name)) for name in fields}  # options of bases are shared, and last
@@ -147,8 +147,9 @@ def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults:
         if (option := by_name.get(name)) is None or not typed.startswith("--"):
             raise BadArguments(_unknown(typed + equals + value, options, command))
         values = [value] if equals else option.take(words)
-        if (option.most and not values) or (option.most == 0 and equals):
-            count = {0: "no value", 1: "1 value"}.get(option.most, f"{option.most} values")
+        no_reset = option.most is None and option.path[0] != "recipe"  # a list of a recipe can be made empty
+        if ((option.most or no_reset) and not values) or (option.most == 0 and equals):
+            count = {None: "values", 0: "no value", 1: "1 value"}.get(option.most, f"{option.most} values")
             raise BadArguments(f"`--{name}` must have {count}, as in {option.usage}.")
         if option.path in texts:
             raise BadArguments(f"`--{name}` must be given once, got it twice; see graticule {command} --help.")
@@ -158,8 +159,9 @@ def read_changes(kind: type, command: str, arguments: Sequence[str], **defaults:
     if loose:
         raise BadArguments(f"{printable(loose[0])!r} is one value too many; see graticule {command} --help.")
     if missing := [option for option in options if option.required and option.path not in texts]:
+        named = by_name.values()
         needed = " and ".join(f"`{option.usage}` ({option.about})" for option in missing)
-        lists = [f"--{item.name}" for item in options if item.most is None and texts.get(item.path) and item.word]
+        lists = [f"--{item.name}" for item in named if item.most is None and texts.get(item.path)]
         order = f" before {' and '.join(lists)}, which takes every value up to the next option" if lists else ""
         raise BadArguments(f"{needed} must be given{order}; see graticule {command} --help.")
     try:
@@ -234,7 +236,7 @@ def _entry(usage: str, about: str, width: int) -> Iterator[str]:
     """Yield the lines of an option: its name on the left, its text on the right."""
     text = textwrap.wrap(about, width - _COLUMN, break_on_hyphens=False) or [""]
     first = "" if len(usage) + 4 > _COLUMN else f"{' ' * (_COLUMN - 2 - len(usage))}{text.pop(0)}"
-    yield f"  {bold(usage, sys.stdout)}{first}".rstrip()
+    yield f"  {usage}{first}".rstrip()
     yield from (" " * _COLUMN + line for line in text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import re
 import select
@@ -14,7 +13,6 @@ from importlib import import_module
 from types import FrameType
 
 from graticule import __version__
-from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import BrokenContract, install, known_name, printable
 from graticule.registry.plugins import describe_error, load_named_plugins, plugin_line
@@ -104,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in message:
             message += f"; {install('lab')} installs what the commands need."
-        print(red("graticule: error:", sys.stderr), printable(message.strip()), file=sys.stderr)
+        print("graticule: error:", printable(message.strip()), file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # the disk is full, which Python would report again at exit
@@ -190,22 +188,9 @@ def _named_mistakes() -> tuple[type[Exception], ...]:
     return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
 
-class _ErrorsOnly(logging.Logger):
-    """Logger that stays at the level ERROR, also if a library sets another level when it is imported."""
-
-    def setLevel(self, level: int | str) -> None:
-        """Set the level to ERROR, whatever `level`."""
-        super().setLevel(logging.ERROR)
-
-
 def _quiet() -> None:
     """Hide warnings of Fabric for developers, and the retries of the hub's client; imports neither."""
-    kind = logging.getLoggerClass()
-    logging.setLoggerClass(_ErrorsOnly)
-    try:
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    finally:
-        logging.setLoggerClass(kind)
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     warnings.filterwarnings("ignore", module=r"lightning_fabric\..*")
     warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
 

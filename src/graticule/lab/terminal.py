@@ -1,31 +1,12 @@
-"""Bold and colored text, on terminals only."""
+"""Progress bars: on terminals and in notebooks, and as lines in files."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm.std import tqdm
-
-_BOLD, _RED = "1", "1;31"
-
-
-def bold(text: str, stream: TextIO) -> str:
-    """Return `text` in bold, or unchanged if `stream` is not a terminal or colors are not wanted."""
-    return _styled(text, _BOLD, stream)
-
-
-def red(text: str, stream: TextIO) -> str:
-    """Return `text` in red, or unchanged if `stream` is not a terminal or colors are not wanted."""
-    return _styled(text, _RED, stream)
-
-
-def _styled(text: str, style: str, stream: TextIO) -> str:
-    colored = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # see no-color.org
-    return f"\x1b[{style}m{text}\x1b[0m" if colored and stream.isatty() else text
-
 
 #: Seconds between the lines of a bar in a file.
 INTERVAL = 30.0
@@ -51,17 +32,10 @@ class PlainProgress(tqdm):
         super().close()
 
 
-def hidden(wanted: bool) -> bool:
-    """Return whether to hide a progress bar: it is not wanted, or stderr is a file or a pipe.
-
-    In a notebook, where stderr is not a terminal either, bars are drawn.
-    """
-    return not wanted or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
-
-
 def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
     from tqdm.auto import tqdm as notebook_tqdm  # imports asyncio
 
-    kind: type[tqdm[Any]] = PlainProgress if hidden(True) else notebook_tqdm
+    # in a notebook stderr is no terminal either
+    kind: type[tqdm[Any]] = notebook_tqdm if sys.stderr.isatty() or "ipykernel" in sys.modules else PlainProgress
     return kind(*arguments, disable=not wanted, **options)

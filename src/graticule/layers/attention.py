@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.bias import Bias
 from graticule.position.layer import OF_PAIRS, LayerPosition
+from graticule.position.rotation import saves_inputs
 from graticule.registry.checks import checked
 from graticule.registry.fields import Channels, Positive, ShareBelowOne, SmallCount
 
@@ -92,7 +93,9 @@ class Attention(nn.Module):
         A bias in two factors is not returned: it is part of queries and keys, which then have r more channels.
         """
         if position.inputs is None and position.queries_keys is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+            y = self.qkv(x)  # `unflatten` and iteration, which are Python, would cost the host more
+            y = y.reshape(y.shape[0], y.shape[1], 3, self.num_heads, self.head_dim)
+            q, k, v = y.permute(2, 0, 3, 1, 4).unbind(0)
         else:
             # each different input passes through the whole projection, and a part of the output is used: slicing the
             # weight would bypass hooks on the module, and a replacement of it (quantized, with an adapter) may have no
@@ -113,6 +116,9 @@ class Attention(nn.Module):
             q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
             k = F.normalize(k, dim=-1)
         if position.rotary is not None:
+            plain = isinstance(self.q_norm, nn.Identity) and self.logit_scale is None
+            if v.requires_grad and plain and not saves_inputs(position.rotary):
+                v = v.contiguous()  # a view would keep queries and keys before the rotation for the backward pass
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)

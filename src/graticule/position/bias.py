@@ -137,7 +137,7 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Add two tensors, each of which may be None."""
+    """Add two tensors; each may be None."""
     return b if a is None else a if b is None else a + b
 
 

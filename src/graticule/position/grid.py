@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle of a larger image, or a box of a larger volume, in patches of the grid of the whole.
+    """A rectangle of a larger image, or a box of a larger volume, in patches of the whole image.
 
     It may begin between two patches. If its own grid has another number of patches than the rectangle covers, the crop
     is scaled.
@@ -112,7 +112,7 @@ class Grid(TokenCoordinates):
         windows: the shapes of the windows within which tokens interact, for this stage of a pyramid and for each later
             one; empty for the whole grid.
 
-    Two grids are equal if their tokens are, whatever `windows` are.
+    Two grids are equal if their tokens are equal, with any `windows`.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
@@ -310,7 +310,7 @@ class Grid(TokenCoordinates):
 
     @property
     def image_grid(self) -> Grid:
-        """The grid of the whole image, of which this one may be a crop."""
+        """The grid of the whole image; for a crop, the grid of the image that it is cut from."""
         return self if self.crop is None else Grid(*self.crop.image, prefix=self.prefix, spacing=self.spacing)
 
     @property
@@ -375,7 +375,7 @@ class Grid(TokenCoordinates):
     def table_rows(self, device: torch.device | str | None = None) -> tuple[Tensor, int]:
         """Return the row of each patch in a table of offsets, (H * W,), int64, and the row of offset 0.
 
-        Differences of rows, from that of offset 0 on, are the rows of offsets.
+        Differences of rows from the row of offset 0 are the rows of offsets.
         """
         places = self._lattice((Axis(),) * len(self.shape), device).unbind(-1)
         return ravel(places, self.table), ravel([side - 1 for side in self.shape], self.table)

@@ -107,7 +107,7 @@ class Joining(Checked, nn.Module, ABC):
         layers: eta, the number of the first layers that are joined, or the indices of any layers; the other
             layers get nothing. All by default.
 
-    `joined` are the indices of the joined layers and `layers` is their number. `tables` is the number of tables that it
+    `layer_indices` are the joined layers and `layers` is their number. `tables` is the number of tables that it
     accepts: one, unless each layer has its own.
     """
 

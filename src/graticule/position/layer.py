@@ -25,7 +25,7 @@ class FieldKind(NamedTuple):
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
     unsupported: the changes of the tokens that it cannot follow.
-    stacked: number of axes of a tensor of a sample, with that of heads, which is added to fewer in a batch.
+    stacked: number of axes of a sample's tensor, with the axis of heads, which a batch may lack.
     """
 
     take: Callable[[Any, TokenSelection], Any]
@@ -145,7 +145,7 @@ class LayerPosition(NamedTuple):
 
     A field is declared in one line, with its kind: how it follows a change of the tokens, and adds up with another one.
 
-    A field that depends on parameters and grid only is a tensor; one that depends on the tokens is a function of them.
+    A field that depends only on parameters and grid is a tensor; a field that depends on the tokens is a function.
 
     added_to_stream: (N, D), added to the residual stream before the layer.
     map_before: maps the residual stream before the layer, after `added_to_stream` is added, (B, N, D) ->
@@ -154,8 +154,8 @@ class LayerPosition(NamedTuple):
     inputs: maps the normalized tokens to the inputs of the projections to queries, keys and values, (B, N, D) -> three
         of (B, N, D).
     bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
-        it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the
-        the n queries start at token `start`, and the bias is for the keys of the tokens before `stop`.
+        it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the n
+        queries start at token `start`, and the bias is for the keys of the tokens before `stop`.
     key_bias: a function of the scaled keys, (B, heads, N, d), whose result is added to the attention logits, (B, heads,
         N, N), queries before keys.
     value_bias: a function of the attention weights, (B, heads, N, N), whose result is added to the mixed values, (B,

@@ -34,8 +34,12 @@ def by(shape: Sequence[float]) -> str:
 def check_counts(name: str, counts: Sequence[Any], least: int) -> None:
     """Check that each of `counts` is a whole number, at least `least`; tensors without axes are, as in traces."""
     for count in counts:
-        is_index = hasattr(count, "__index__") and not getattr(count, "ndim", 0)
-        if isinstance(count, bool) or not is_index or "float" in str(getattr(count, "dtype", "")):
+        whole_number = isinstance(count, int) or (  # compilation asks a symbolic side for no other attribute
+            hasattr(count, "__index__")
+            and not getattr(count, "ndim", 0)
+            and "float" not in str(getattr(count, "dtype", ""))
+        )
+        if isinstance(count, bool) or not whole_number:
             raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
         if count < least:
             raise ValueError(f"`{name}` must be at least {least}, got {count}.")
@@ -115,8 +119,8 @@ class TokenCoordinates(ABC):
 class Points(TokenCoordinates):
     """`prefix` tokens, then tokens at any coordinates: merged or irregular tokens, sensors, tiles of a map.
 
-    They have no order and no neighbors, so only encodings that are functions of coordinates take them. An encoding is
-    built for a grid: it has the coordinates of this grid, and their range if they are relative ('separate', 'unit').
+    Points have no order and no neighbors, so only encodings that are functions of coordinates take them. The encoding
+    is built for a grid, whose coordinates it uses, and their range if they are relative ('separate', 'unit').
 
     Args:
         places: the coordinates, (N, axes), or (B, N, axes) for other points of each sample, in patches of the grid, or

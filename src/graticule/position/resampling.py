@@ -1,4 +1,4 @@
-r"""Resampling of the tables of a grid: one small matrix per axis, each row of which sums to one.
+r"""Resampling of the tables of a grid: one small matrix per axis, whose rows sum to one.
 
 .. math:: T' = R\, T\, C^\top, \quad R: (H', H), \quad C: (W', W)
 
@@ -268,7 +268,7 @@ class Tiled(Resampler):
 
 @register_resampler("clamped")
 class Clamped(Resampler):
-    """Keeps the value of every displacement in patches; those beyond the table have that of its border."""
+    """Keeps the value of every displacement in patches; displacements beyond the table have the value of its border."""
 
     takes = frozenset({"displacements"})
 

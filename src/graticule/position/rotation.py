@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from timm.layers import apply_rot_embed_cat
@@ -164,8 +164,16 @@ class PatchRotation(NamedTuple):
         return first, second
 
     def take(self, tokens: Index) -> PatchRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n), the first of which must be the prefix."""
+        """Return the rotation of the tokens with these indices, (n,) or (B, n); the prefix must come first."""
         if isinstance(tokens, slice):
             patches = slice(*(max(end - self.prefix, 0) for end in (tokens.start, tokens.stop)))
             return PatchRotation(self.rotation.take(patches), max(self.prefix - tokens.start, 0))
         return PatchRotation(self.rotation.take(tokens[..., self.prefix :] - self.prefix), self.prefix)
+
+
+def saves_inputs(rotation: Rotation) -> bool:
+    """Return whether autograd needs queries and keys before the rotation: for learned angles, and for PoPE."""
+    if isinstance(rotation, PatchRotation):
+        return saves_inputs(rotation.rotation)
+    parts: Any = rotation
+    return isinstance(rotation, PolarRotation) or any(isinstance(x, Tensor) and x.requires_grad for x in parts)

@@ -26,8 +26,8 @@ TENSORS = (
 )
 
 
-def known_name(argument: str, name: str, known: Collection[str], cure: str = "") -> str:
-    """Return `name` if it is known; else the error says `cure`, or the nearest names.
+def known_name(argument: str, name: str, known: Collection[str], hint: str = "") -> str:
+    """Return `name` if it is known; else the error says `hint`, or the nearest names.
 
     Raises:
         ValueError: if it is not, naming the nearest names, and all known ones, or their number if they are many.
@@ -35,12 +35,12 @@ def known_name(argument: str, name: str, known: Collection[str], cure: str = "")
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; {cure}." if cure else f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    end = f"; {hint}." if hint else f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(known) > _MANY_NAMES:
-        examples = "" if near or cure else f", such as {', '.join(list(known)[:5])}"
-        raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
+        examples = "" if near or hint else f", such as {', '.join(list(known)[:5])}"
+        raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{end}")
     quoted = repr if any("," in word or not word for word in known) else str  # a comma would make it look like two
-    raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
+    raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{end}")
 
 
 def search_names(word: str, names: Mapping[str, str]) -> list[str]:

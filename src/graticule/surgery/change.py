@@ -157,7 +157,7 @@ class Certificate:
 
     @property
     def harmful(self) -> list[int]:
-        """The layers of which some new term is farther from the old one than zero is."""
+        """The layers where a new term is farther from the old one than zero is."""
         return sorted({share.layer for share in self.shares if share.kept is not None and share.kept < 0})
 
     def __str__(self) -> str:
@@ -216,10 +216,10 @@ def change_position(
     images: Tensor | None = None,
     least: float | None = None,
 ) -> Model:
-    """Replace the position of `model` by a new one, in place, and return the model.
+    """Replace the position encoding of `model`, in place, and return the model.
 
-    All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
-    of an absolute encoding, and stay frozen if they were. The others are fitted to the old position by least squares if
+    All other weights are unchanged. Parameters that the old and the new encoding have in common, such as an absolute
+    table, are kept, and stay frozen if they were frozen. The others are fitted to the old position by least squares if
     there is a fit (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of
     the old position that each layer keeps, and, with `images`, the drift of the features.
 

@@ -33,7 +33,7 @@ def fold(
 
     Args:
         model: one of our backbones, or a module that contains some.
-        img_size: in pixels, one side or (height, width), or (depth, height, width); by default that of the
+        img_size: in pixels, one side or (height, width), or (depth, height, width); by default the size of the
             model.
         sizes: fold for each size at its first image, and cache the constants of this many sizes, the last ones used;
             `img_size` must then be left out. Compiled and exported models compute position from the parameters.

@@ -21,8 +21,9 @@ from graticule.hub.config import for_channels, record_input, take_position
 from graticule.layers.tokenizers import Patches, on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.places import Shape, by
-from graticule.position.position import ENCODINGS, GridModule
+from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.fields import Side, SmallCount
@@ -145,7 +146,7 @@ def resize(
     patch_size: Side | tuple[Side, Side] | tuple[Side, Side, Side] | None = None,
     channels: SmallCount | None = None,
 ) -> Model:
-    """Change the image size that the position of `model` is stored for, in place, and return the model.
+    """Change the image size of `model`, in place, and return the model.
 
     Parameters for a grid or a window (tables, biases, matrices that mix tokens) are resampled once; computed encodings
     are computed for the new grid from then on. The forward pass at that size gives the same as before, without
@@ -160,15 +161,15 @@ def resize(
     a table is repeated for each; other encodings become encodings of three axes, if they give one slice the position of
     the image. `channels=1` is for volumes.
 
-    What a resize does not replace stays the same object. Tables that are buffers or are at several places remain
-    so, and a change that a resize would undo is refused: of windows, indices, masks, frequencies, computed tables,
-    hooks or methods. An optimizer keeps the old tables, so build it after.
+    All other objects stay the same. Tables that are buffers or are shared remain so. A change of the model that
+    resizing would undo is refused: of windows, indices, masks, frequencies, computed tables, hooks or methods. An
+    optimizer keeps the old tables, so build it after.
 
-    A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
-    gets the tables that it computes for the size, also within a larger model, with all numbers of its configuration
-    that follow from the size: the tables are new parameters, for a new optimizer, and all others stay the same objects.
-    If its class reads tables as squares, encodings of other images have a grid of their own from then on, which
-    `save_pretrained` mentions and `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
+    timm models are resized by `set_input_size`, which resamples in timm's way. A transformers model, also within a
+    larger model, gets the tables that its class computes for the size, and all numbers of its configuration that follow
+    from the size change, too. The tables are new parameters, for a new optimizer, and all other parameters stay the
+    same objects. If its class reads tables as squares, encodings of other images have a grid of their own from then on,
+    which `save_pretrained` mentions and `graticule.load` restores. Its videos have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a model of timm or transformers, a module that contains some of these,

@@ -3,84 +3,21 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import errno
 import glob
 import io
 import json
 import os
 import platform
-import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-
-#: The folders that are kept open -> their descriptors.
-_descriptors: dict[Path, int] = {}
-
-
-@contextlib.contextmanager
-def keep_open(folder: Path) -> Iterator[None]:
-    """Create `folder` if necessary, and keep it open until the block ends.
-
-    Files directly in it are then written and removed in this folder only, and if its path leads elsewhere meanwhile,
-    since it was deleted, moved or replaced by a link, writing is an error and creates nothing.
-    """
-    make_folder(folder)
-    if os.rename not in os.supports_dir_fd:  # Windows, which does not let an open folder be moved
-        yield
-        return
-    _descriptors[folder] = os.open(folder, os.O_RDONLY)
-    try:
-        yield
-    finally:
-        os.close(_descriptors.pop(folder))
-
-
-def _descriptor(folder: Path) -> int | None:
-    """Return the descriptor of a folder that is kept open, None for others."""
-    if (descriptor := _descriptors.get(folder)) is not None:
-        same = False
-        with contextlib.suppress(OSError):
-            same = os.path.samestat(folder.stat(), os.fstat(descriptor))
-        if not same:
-            raise OSError(
-                f"{folder} was deleted, moved or replaced while a process used it, so nothing more was written; "
-                "restore it, or name another folder."
-            )
-    return descriptor
-
-
-def replace(temporary: Path, path: Path) -> None:
-    """Rename a file or a folder to `path` in the same folder."""
-    if (inside := _descriptor(path.parent)) is None:
-        temporary.replace(path)
-    else:  # by name, so that it cannot arrive in another folder
-        os.replace(temporary.name, path.name, src_dir_fd=inside, dst_dir_fd=inside)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with its contents."""
-    inside = _descriptor(path.parent)
-    name = path if inside is None else path.name
-    if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
-        shutil.rmtree(name, dir_fd=inside)
-    else:
-        os.unlink(name, dir_fd=inside)
-
-
-def append(path: Path, data: bytes) -> None:
-    """Add `data` to the end of a file, which is created if necessary."""
-    inside = _descriptor(path.parent)
-    name = path if inside is None else path.name
-    with open(name, "ab", opener=lambda file, flags: os.open(file, flags, 0o666, dir_fd=inside)) as file:
-        file.write(data)
 
 
 def make_folder(folder: Path) -> Path:
@@ -120,8 +57,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         raise OSError(f"{path} could not be written: {problem}.")
     if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
         return _write_stream(path, write)
-    if _descriptor(path.parent) is None:
-        make_folder(path.parent)
+    make_folder(path.parent)
     _remove_left(path.parent)
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
     try:
@@ -131,7 +67,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         temporary.chmod(mode)  # safetensors makes files that nobody else may read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        replace(temporary, path)
+        temporary.replace(path)
     except (OSError, RuntimeError, SafetensorError) as error:  # the latter two for a failed write
         full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "; is the disk full?" if full else "."

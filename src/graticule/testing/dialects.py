@@ -41,7 +41,7 @@ class Angles(NamedTuple):
 class Candidate(NamedTuple):
     """An encoding, the shape of its grid as text, and the values of its parameters, if they are learned.
 
-    Frequencies of a rough one were seen to differ from those of the code, so it is at most the nearest encoding.
+    The frequencies of a rough match differ from the frequencies of the code, so it is at most the nearest encoding.
     """
 
     spec: Spec
@@ -192,7 +192,7 @@ def _frequencies(series: Tensor, near: float) -> Iterator[Options]:
     first, last, count = float(series[0]), float(series[-1]), len(series)
     fall = (first / last) ** (count / max(count - 1, 1))  # T for a series T^(-k / n)
     fits: list[Options] = []
-    if near > NEAR and count > 2:  # a few frequencies may differ: the fall from one to the next is that of most
+    if near > NEAR and count > 2:  # a few frequencies may differ: most falls from one to the next are equal
         fall = math.exp(min(-float(series.log().diff().median()) * count, 99))
     for tolerance in (1e-3, 1e-5, 1e-7):
         base, pixels = {"base": nice(min(fall, 1e40), tolerance)}, {"pixels": nice(2 * last / math.pi, tolerance)}
@@ -205,7 +205,7 @@ def _frequencies(series: Tensor, near: float) -> Iterator[Options]:
 
 
 def _units(kind: str, grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the step of coordinates along each axis of a grid, and those of the first patch, (axes,) each."""
+    """Return the step of coordinates along each axis of a grid, and the first patch's coordinates, (axes,) each."""
     values: Any = {"coordinates": kind}
     places = Coordinates(**values)(Grid(*grid)).unflatten(0, grid)
     return places[(1,) * len(grid)] - places[(0,) * len(grid)], places[(0,) * len(grid)]

@@ -71,9 +71,9 @@ class Identity(PrintedTable):
 
 
 def identify(code: PositionCode | nn.Module | Callable[..., Tensor], channels: int = 64) -> Identity:
-    """Name the encoding of this library that equals a rotation, a table or a bias of attention, or the nearest one.
+    """Name the encoding of this library that equals a rotation, a table or an attention bias, or the nearest encoding.
 
-    It is named only if all differences are those of rounding to float32, on all grids.
+    It is named only if all differences are within the rounding to float32, on all grids.
 
     Args:
         code: position code as for `inspect_code`; a model of timm, diffusers or transformers, whose rotation is found;
@@ -178,7 +178,7 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
 
 
 def _values(code: Any, grid: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the values of code on a grid; those of a rotation are random queries that it rotates."""
+    """Return the values of code on a grid; for a rotation, the random queries that it rotated."""
     if not isinstance(code, RotationCode):
         values: Tensor = code.at(grid).double()
         return values
@@ -198,7 +198,7 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor], most: f
             if position is None:
                 position = _build(code, candidate, place, known)
             layer = position(place)[0]
-        except ValueError:  # its options are not those of such a head or grid
+        except ValueError:  # its options do not fit such a head or grid
             return math.inf, False
         if isinstance(code, RotationCode):
             other = _values(replace(code, rotate=partial(_rotated, layer.rotary)), grid)
@@ -214,7 +214,7 @@ def _compare(code: Any, candidate: Candidate, values: dict[Any, Tensor], most: f
 
 
 def _differing(code: RotationCode, best: Candidate) -> list[str]:
-    """Name the frequencies of code that differ from those of the nearest encoding, if their pairs are the same."""
+    """Name the frequencies of code that differ from the nearest encoding, if their pairs are the same."""
     position = _build(code, best, _place(code, best, LARGE), torch.empty(0))
 
     def rotate(queries: Tensor, grid: Any) -> Tensor:

@@ -33,7 +33,7 @@ from graticule.testing.places import LAWS as PLACE_LAWS
 from graticule.testing.places import check_law, mixes
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
-#: Grids of patches, (H, W): the first is that of the model, none is square.
+#: Grids of patches, (H, W), none of them square; the first is the grid of the model.
 _GRIDS = ((3, 5), (4, 2), (5, 7))
 
 #: Field of `LayerPosition` -> an encoding and a joining that give it to layers; others are looked for.

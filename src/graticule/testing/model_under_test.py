@@ -250,7 +250,7 @@ class ModelUnderTest:
     def tables(self) -> dict[str, tuple[int, ...]]:
         """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches.
 
-        By name, the dimension of patches, or those of rows and columns. There may be rows of prefix tokens, too.
+        By name, the dimension of patches, or the dimensions of rows and columns. There may be rows of prefix tokens.
         """
         tables: dict[str, tuple[int, ...]] = {}
         rows = math.prod(self.home)
@@ -268,7 +268,7 @@ class ModelUnderTest:
         return tables
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the rows of a table into those of other tokens and those of patches."""
+        """Split the rows of a table into other tokens and patches."""
         ahead = len(rows) - math.prod(self.home)
         return rows[:ahead], rows[ahead:]
 

@@ -189,7 +189,7 @@ def _transposed_rows(rows: Tensor, grid: Size) -> Tensor:
 
 
 def _rotary_transposition(name: str, cosines: Callable[[Size], Tensor]) -> str:
-    """Compare the cosines of all channels of a patch, (..., H, W, d), sorted, with those of its mirror image."""
+    """Compare the cosines of all channels of a patch, (..., H, W, d), sorted, with its mirror image."""
 
     def mirrors(shape: Size) -> bool:
         there, back = cosines(shape), cosines((shape[1], shape[0])).transpose(-3, -2)
@@ -436,7 +436,7 @@ def inspect_model(
     accepts one. The inputs of each attention are compared for an image whose patches are all the same, so that only
     position distinguishes them.
 
-    The arguments are those of `graticule.testing.check_model`; there is a finding per check, in the order of `CHECKS`.
+    Takes the arguments of `graticule.testing.check_model`; there is a finding per check, in the order of `CHECKS`.
     """
     for name in skip:
         known_name("skip", name, CHECKS)

@@ -305,7 +305,7 @@ def _coordinates(code: PairCode, axis: int) -> str:
 
 
 def expected(code: PairCode) -> str:
-    """All values are those of the expected code; if not, the difference of the conventions is named."""
+    """All values equal the expected code; if not, the difference of the conventions is named."""
     if code.expected is None:
         raise NotApplicable("none is declared")
     for grid in code.grids:

@@ -18,15 +18,16 @@ from graticule.external.table_grids import find_table
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Crop, Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.layer import FIELD_KINDS, LayerPosition
 from graticule.position.places import Points, Shape, by
-from graticule.position.position import ENCODINGS, GridModule, Position
+from graticule.position.position import ENCODINGS, Position
 from graticule.position.resampling import build_resampler
 from graticule.position.tokens import Subset
 from graticule.registry.plugins import describe_error
 from graticule.testing.model_under_test import Failed, NotApplicable, check_same, refusal
 
-#: D, layers and heads, other numbers than those of axes, patches and displacements.
+#: D, layers and heads; they differ from the numbers of axes, patches and displacements.
 DIM, DEPTH, HEADS = 72, 2, 6
 #: The largest difference, relative to the largest value.
 _EXACT = 1e-12
@@ -51,7 +52,7 @@ def check_law(name: str, encoding: str, joining: str = "default") -> None:
 
 
 def one_frame(encoding: str, joining: str, shape: Shape) -> None:
-    """Check that a video of one frame has the position of the image, and one row that of the text.
+    """Check that a video of one frame is encoded as the image, and an image of one row as the text.
 
     That is for some values of the parameters of the new axis; all others are the same.
     """
@@ -77,7 +78,7 @@ def permutation(encoding: str, joining: str, shape: Shape) -> None:
         torch.arange(math.prod(sides)).view(sides).permute(order).flatten() for sides in (shape, grid.table)
     )
     tokens = torch.cat([torch.arange(grid.prefix), patches + grid.prefix])
-    three = torch.arange(len(offsets), len(offsets) + 3)  # rows of prefix tokens, after those of displacements
+    three = torch.arange(len(offsets), len(offsets) + 3)  # rows of prefix tokens, after the displacements
     index = {len(ranks): ranks for ranks in (patches, tokens, offsets, torch.cat([offsets, three]))}
     before = _values(first)
 
@@ -223,7 +224,7 @@ def _check_resampled(module: Any, other: Any, name: str, parameter: Tensor, side
         expected = [resampler(maps, new)]
     else:
         expected = [resampler(maps[:, None], (1, *new))[:, 0]]
-        if table.kind == "positions":  # of one axis, by a resampler of which each depends on the other
+        if table.kind == "positions":  # of one axis, by a resampler whose axes depend on each other
             expected.append(maps @ resampler.matrices(*sides)[axes[0]].mT)
     # nearest entries are half an entry off, and corners that are aligned half a step
     steps = [(1 + max(n / m, 1)) / 2 for n, m in zip(old, new, strict=True)]
@@ -274,7 +275,7 @@ def _check_cases(law: Callable[..., None], cases: Sequence[Any], encoding: str, 
         raise NotApplicable(f"refused: {reasons[0]}")
 
 
-#: Law -> its cases: grids, or for a crop the grid of the parameters, that of the image, and the sides of the crop.
+#: Law -> its cases: grids, or for a crop the grid of the parameters, the grid of the image, and the sides of the crop.
 _CASES: dict[Callable[..., None], list[Any]] = {
     one_frame: [(5,), (3, 4)],
     permutation: [(5, 6), (5, 6, 7)],
@@ -386,10 +387,10 @@ def _grown(value: Tensor, like: Tensor, place: int) -> Tensor | None:
 
 
 def _of_axis(name: str, names: Iterable[str], order: Sequence[int]) -> str:
-    """Return the name of the parameter of the axis that replaces that of `name`, such as `table_y` of `table_x`."""
+    """Return the name of the parameter for the axis that replaces the axis of `name` (`table_y` for `table_x`)."""
     stems = {other: re.sub("_[thywx]$", "", other) for other in names}
     axes = [other for other, stem in stems.items() if stem == stems[name]]
-    axes.sort(key=lambda other: "thywx".find(other[-1]) % 9)  # a name without a letter is that of the last axis
+    axes.sort(key=lambda other: "thywx".find(other[-1]) % 9)  # a name without a letter belongs to the last axis
     return axes[order[axes.index(name)]] if len(axes) == len(order) else name
 
 

@@ -52,7 +52,7 @@ class TableCode(PositionCode):
     compute: maps a grid (height, width) to positions, (prefix + height * width, D).
     table: the parameter or buffer that it reads, (..., prefix + N, D), the rows of patches by rows of the grid.
     native: the grid of the table.
-    prefix: number of rows before those of patches, as of a class token.
+    prefix: number of rows before the patches, such as the row of a class token.
     resampler: the declared resampling, such as 'bicubic(antialias=False)'.
     """
 
@@ -195,7 +195,7 @@ def separation(code: TableCode) -> str:
 
 
 def prefix(code: TableCode) -> str:
-    """The rows before those of patches are the same at every grid."""
+    """The rows before the patches are the same at every grid."""
     if not code.prefix:
         raise NotApplicable("there are no such rows")
     for grid in code.other_grids:

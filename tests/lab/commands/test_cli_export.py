@@ -45,9 +45,8 @@ def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path,
 
 def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys):
     folder = tmp_path / "published"
-    code, out, _ = run_command(capsys, "publish", lape_run.folder, folder, "--format", "svg")
-    assert code == 0 and "model.safetensors" in out and "correlations.svg" in out
-    assert (folder / "correlations.svg").is_file()
+    code, out, _ = run_command(capsys, "publish", lape_run.folder, folder)
+    assert code == 0 and "model.safetensors" in out and "correlations.png" in out
     card = (folder / "README.md").read_text()
     best = f"{lape_run.result()['best_top1']:.2f}"
     assert f"| {best} |" in card and "![" in card and (folder / "correlations.png").stat().st_size > 10_000
@@ -163,7 +162,9 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("publish", run, run), "`folder` must be new"),
         (("resize", run, 30, "--output", new), "`img_size` must be a positive multiple of the patch size"),
         (("resize", run, 1, 2, 3, "--output", new), "`size` must be one side in pixels or 2, got 1 2 3"),
-        (("resize", run, 28), "`--output FOLDER` (folder to write to) must be given"),
+        (("resize", run, 28), "`--output FOLDER` (folder to write to) must be given; see"),
+        (("resize", run, 56, "--output", lape_run.log_file), "`output` must be a folder"),
+        (("publish", run, new, "--host", "torchvision:vit_b_16"), "`host` must be left out with a model of this lib"),
         (("debias", run, "--output", new), "`--images FOLDER` (folder of images, at any depth) must be given"),
         (("debias", run, "--images", new, "--output", new), "which does not exist"),
         (("debias", run, "--images", new, "--output", new, "--count", 3), "`count` must be at least 9, got 3"),

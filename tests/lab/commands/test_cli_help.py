@@ -14,7 +14,7 @@ from graticule.lab.commands.analyze import KINDS
 from graticule.lab.commands.evaluate import EvaluateOptions, evaluate_options
 from graticule.lab.commands.options import parse
 from graticule.lab.recipes.load import RECIPES, list_recipes
-from graticule.lab.tasks.language import TextEvaluation
+from graticule.lab.training.results import Evaluation
 from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
 
@@ -78,11 +78,11 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
 def test_evaluate_has_the_options_of_every_task_and_those_of_plugins(monkeypatch):
     fields = {field.name for task in list_tasks().values() for field in dataclasses.fields(task.evaluation)}
     assert fields <= {field.name for field in dataclasses.fields(EvaluateOptions)}
-    own = dataclasses.make_dataclass("Own", [("turn", int, 3)], bases=(TextEvaluation,))
+    own = dataclasses.make_dataclass("Own", [("turn", int, 3)], bases=(Evaluation,))
     monkeypatch.setattr(list_tasks()["language"], "evaluation", own)
     options: Any = evaluate_options()(models=["RUN"], sizes=["8"], turn=5)
     assert (options.turn, options.sizes, options.mode, options.probe) == (5, ["8"], "zoom", None)
-    other = dataclasses.make_dataclass("Other", [("mode", int, 3)], bases=(TextEvaluation,))
+    other = dataclasses.make_dataclass("Other", [("mode", int, 3)], bases=(Evaluation,))
     monkeypatch.setattr(list_tasks()["language"], "evaluation", other)
     with pytest.raises(ValueError, match="`evaluation` must not have the option mode, which is another one of"):
         evaluate_options()
@@ -96,7 +96,7 @@ def test_help_can_be_asked_for_in_three_ways(capsys):
 def test_a_value_is_named_by_a_word_for_what_it_is():
     usages = {option.name: option.usage for option in options_of(command_options("evaluate"))}
     assert (usages["models"], usages["sizes"], usages["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
-    assert usages["mode"] == "--mode {zoom,canvas,crop}" and usages["per-class"] == "--per-class"
+    assert usages["mode"] == "--mode {zoom,canvas}" and usages["per-class"] == "--per-class"
 
 
 NAMES = ("digits_quick", "pydoc_quick")

@@ -1,13 +1,10 @@
 """The commands for gated MLPs: output and error messages."""
 
-import contextlib
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from commands import refused, run_command
 from graticule.analysis.mixing import mixing_maps, mixing_parts
@@ -32,89 +29,46 @@ def runs(tmp_path_factory, plain_run) -> dict[str, Run]:
     return {**gated, "vit": plain_run}
 
 
-def filled(arguments: str, runs: dict[str, Run]) -> list[object]:
-    """Split a command and replace POSMLP, GMLP and VIT by the folders of those runs."""
-    folders = {name.upper(): run.folder for name, run in runs.items()}
-    return [folders.get(word, word) for word in arguments.split()]
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 def rows(out: str) -> list[list[str]]:
     """Return the cells of the rows of a table that start with the number of a layer."""
     return [line.split() for line in out.splitlines() if line[:1].isdigit()]
 
 
-def assert_refused(capsys, tmp_path, runs, arguments: str, message: str) -> None:
-    """Check that one line names the error, and nothing is written."""
-    before = [files(run.folder) for run in runs.values()]
-    assert message in refused(capsys, *filled(arguments, runs))
-    assert not list(tmp_path.iterdir()) and [files(run.folder) for run in runs.values()] == before
-
-
-# mixing
-
-
-@pytest.fixture(scope="module")
-def looked(runs, tmp_path_factory) -> tuple[Path, str]:
-    """Return the folder of `mixing` on the PosMLP with default options, and its output."""
-    folder, out = tmp_path_factory.mktemp("looks") / "new", io.StringIO()
-    with contextlib.redirect_stdout(out):
-        main(["analyze", "mixing", str(runs["posmlp"].folder), "--output", str(folder)])
-    return folder, out.getvalue()
-
-
-def test_look_mixing_draws_three_figures_and_prints_their_paths(looked):
-    folder, out = looked
-    written = ["mixing-bias.png", "mixing-reach.png", "mixing.npz", "mixing.png"]
-    assert files(folder) == written and all(str(folder / name) in out for name in written)
-    for name in written:
-        if name.endswith("png"):
-            with Image.open(folder / name) as figure:
-                assert min(figure.size) > 200 and len(figure.convert("RGB").getcolors(1 << 24)) > 50
-
-
-def test_mixing_prints_a_row_per_layer(runs, looked):
-    maps, table = mixing_maps(runs["posmlp"].model()), rows(looked[1])
-    assert looked[1].splitlines()[0] == "posmlp"
-    assert [row[0] for row in table] == ["0", "1", "2", "3", "4", "5"]
+@pytest.mark.usefixtures("quick_figures")
+def test_mixing_draws_figures_and_prints_a_row_per_layer_of_the_best_weights(capsys, tmp_path, runs):
+    model, folder = runs["posmlp"].model(), tmp_path / "new"
+    code, out, err = run_command(capsys, "analyze", "mixing", runs["posmlp"].folder, "--output", folder)
+    assert code == 0, err
+    names = ["mixing-bias.png", "mixing-reach.png", "mixing.npz", "mixing.png"]
+    assert sorted(path.name for path in folder.iterdir()) == names and all(str(folder / name) in out for name in names)
+    maps, table = mixing_maps(model), rows(out)
+    assert out.splitlines()[0] == "posmlp" and [row[0] for row in table] == ["0", "1", "2", "3", "4", "5"]
     assert [row[1:3] for row in table] == [["8x8", "4"]] * 2 + [["4x4", "8"]] * 4
-    assert [row[3] for row in table] == [f"{layer.distance():.2f}" for layer in maps]
-    assert [row[4] for row in table] == [f"{layer.non_locality()[0]:.3f}" for layer in maps]
+    assert [row[3:5] for row in table] == [[f"{m.distance():.2f}", f"{m.non_locality()[0]:.3f}"] for m in maps]
     assert [" ".join(row[5:]) for row in table] == ["4 of 4"] * 2 + ["8 of 8"] * 4
-
-
-def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looked):
-    with np.load(looked[0] / "mixing.npz", allow_pickle=False) as arrays:
-        for layer in mixing_maps(runs["posmlp"].model()):
+    with np.load(folder / "mixing.npz", allow_pickle=False) as arrays:
+        for layer in maps:
             np.testing.assert_array_equal(arrays[f"layer{layer.layer}_weights"], layer.weights)
             np.testing.assert_array_equal(arrays[f"layer{layer.layer}_bias"], layer.bias)
 
 
 def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_figures):
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
-    capsys.readouterr()
-    code, out, _ = run_command(
-        capsys, "analyze", "mixing", run.folder, "--layers", 1, 4, "--query", "1x2", "--output", tmp_path
-    )
+    chosen = ("--layers", 1, 4, "--query", "1x2", "--output", tmp_path)
+    code, out, _ = run_command(capsys, "analyze", "mixing", run.folder, *chosen)
     assert code == 0 and str(tmp_path / "mixing-parts.png") in out
-    parts = mixing_parts(run.model(), layers=[1, 4])
     with np.load(tmp_path / "mixing.npz", allow_pickle=False) as arrays:
         assert {name for name in arrays if "dense" in name} == {"layer1_dense", "layer4_dense"}
-        for layer in parts:
+        for layer in mixing_parts(run.model(), layers=[1, 4]):
             np.testing.assert_array_equal(arrays[f"layer{layer.layer}_relative"], layer.relative)
 
 
-def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_figures):
+def test_mixing_of_two_runs_numbers_their_files(capsys, tmp_path, runs, quick_figures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
-    code, out, _ = run_command(
-        capsys, "analyze", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path
-    )
-    assert code == 0
-    figures = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
-    assert files(tmp_path) == sorted([*figures, "mixing-1.npz", "mixing-2.npz", "mixing-reach.png"])
+    chosen = ("--layers", 0, "--groups", 0, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "analyze", "mixing", *folders, *chosen)
+    expected = {f"mixing{kind}-{n}.{end}" for kind, end in (("", "png"), ("-bias", "png"), ("", "npz")) for n in (1, 2)}
+    assert code == 0 and {path.name for path in tmp_path.iterdir()} == {*expected, "mixing-reach.png"}
     lines = out.splitlines()
     assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
     with np.load(tmp_path / "mixing-2.npz") as arrays:
@@ -124,31 +78,33 @@ def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_figures):
 @in_turn(
     ("arguments", "message"),
     [
-        ("analyze mixing POSMLP --layers 6", "`layers` must be from 0 to 5"),
-        ("analyze mixing POSMLP --layers -1", "`layers` must be from 0 to 5"),
-        ("analyze mixing POSMLP --groups 8", "`groups` must be from 0 to 7"),
-        ("analyze mixing POSMLP --groups -1", "`groups` must be from 0 to 7"),
-        ("analyze mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
-        ("analyze mixing POSMLP --query 3", "`query` must be ROWxCOLUMN"),
-        ("analyze mixing POSMLP --query -1x0", "`query` must be a (row, column) inside the"),
-        ("analyze mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 1 mixes, got (7, 7)"),
-        ("analyze mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
+        ("POSMLP --layers 6", "`layers` must be from 0 to 5"),
+        ("POSMLP --layers -1", "`layers` must be from 0 to 5"),
+        ("POSMLP --groups 8", "`groups` must be from 0 to 7"),
+        ("POSMLP --groups -1", "`groups` must be from 0 to 7"),
+        ("POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
+        ("POSMLP --query 3", "`query` must be ROWxCOLUMN"),
+        ("POSMLP --query -1x0", "`query` must be a (row, column) inside the"),
+        ("POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 1 mixes, got (7, 7)"),
+        ("POSMLP --img-size 30", "nearest sizes are 24 and 32"),
         (
-            "analyze mixing POSMLP --img-size large",
+            "POSMLP --img-size large",
             "must be a sequence of whole numbers, as in --img-size PIXELS ..., got 'large'",
         ),
-        ("analyze mixing POSMLP POSMLP", "`models` must differ"),
-        ("analyze mixing POSMLP ./nowhere", "'./nowhere', which does not exist"),
-        ("analyze mixing POSMLP GMLP --groups 1", "`groups` must be from 0 to 0"),
-        ("analyze mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
-        ("analyze mixing POSMLP VIT", "must mix its tokens by position"),
+        ("POSMLP POSMLP", "`models` must differ"),
+        ("POSMLP ./nowhere", "'./nowhere', which does not exist"),
+        ("POSMLP GMLP --groups 1", "`groups` must be from 0 to 0"),
+        ("VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
+        ("POSMLP VIT", "must mix its tokens by position"),
     ],
 )
-def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
+def test_wrong_arguments_of_mixing_are_refused_and_nothing_is_written(
     capsys, tmp_path, runs, monkeypatch, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    assert_refused(capsys, tmp_path, runs, arguments, message)
+    folders = {name.upper(): run.folder for name, run in runs.items()}
+    assert message in refused(capsys, "analyze", "mixing", *(folders.get(word, word) for word in arguments.split()))
+    assert not list(tmp_path.iterdir())
 
 
 # train, with arguments of the backbone and forms of the encoding
@@ -156,14 +112,14 @@ def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
 
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     encoding = "learnable + ggqpe(form='gamma', bias_start=0.5)"
-    typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
+    typed = ["--encoding", encoding, "--train-share", "0.5"]
     typed += ["--model-kwargs", "gate_norm=true", "embed_dim=16"]
     run = trained(tmp_path / "run", "digits_posmlp", *typed)
     written = json.loads(run.recipe_file.read_text())["recipe"]
     recipe = Recipe.from_dict(written)
     assert recipe == run.recipe() and recipe.to_dict() == written
     assert recipe.encoding == encoding
-    assert (recipe.train_share, recipe.share_seed) == (0.5, 3)
+    assert recipe.train_share == 0.5
     assert recipe.backbone_arguments() == {"gate_norm": True, "embed_dim": 16}
     assert run.model().embed_dims == (16, 32)
     capsys.readouterr()
@@ -171,6 +127,3 @@ def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
     assert code == 0, err
     again = Run.open(tmp_path / "again").recipe().to_dict()
     assert again == {**written, "seed": 5}
-
-
-# compare

@@ -2,12 +2,11 @@
 
 import io
 import os
-import re
 import sys
 
 import pytest
 
-from commands import refused, run_command
+from commands import refused
 from graticule.lab.cli import main
 from graticule.lab.commands.analyze import MixingOptions
 from graticule.lab.commands.compare import parse_choices
@@ -70,7 +69,7 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
         ("compare --choices joining=lape --seeds 0 1", "must be given before --choices and --seeds"),
         ("runs --sort name --sort age", "`--sort` must be given once, got it twice"),
         ("train digits_quick --encoding rope --encoding peg", "`--encoding` must be given once, got it twice"),
-        ("compare digits_quick --choices lr=1 --mode crop", "`mode` must be left out without sizes, since it has no"),
+        ("compare digits_quick --choices lr=1 --mode canvas", "`mode` must be left out without sizes, since it has no"),
         ("train digits_quick --resume RUN", "without a recipe; call graticule train --resume RUN --option ..."),
         ("train --epochs 3 --resume=RUN", "`--resume` must come first, without a recipe; call graticule train"),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
@@ -98,30 +97,3 @@ def test_none_resets_a_value_of_a_recipe(tmp_path):
     assert resolved("--clip-grad", "2").clip_grad == 2.0
     assert resolved("--encoding", "shaw").encoding == "shaw" and resolved("--encoding", "None").encoding is None
     assert resolved("--data-root", str(tmp_path)).data_root == tmp_path
-
-
-class Terminal(io.StringIO):
-    """A stdout or stderr that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(monkeypatch, capsys, variables, colored):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    wrong = [["evaluate", "--help"], ["evaluate", "--sise", "3"], ["runs", "a", "--sort", "hours"]]
-    piped = [run_command(capsys, *arguments) for arguments in wrong]
-    assert "\x1b" not in repr(piped)
-    for arguments, (_, out, err) in zip(wrong, piped, strict=True):
-        output, errors = Terminal(), Terminal()
-        with monkeypatch.context() as terminal:
-            terminal.setattr(sys, "stdout", output)
-            terminal.setattr(sys, "stderr", errors)
-            terminal.setenv("COLUMNS", "80")
-            run_command(capsys, *arguments)
-        assert ("\x1b[" in output.getvalue() + errors.getvalue()) == colored
-        assert re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue() + errors.getvalue()) == out + err

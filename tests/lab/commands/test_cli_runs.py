@@ -81,7 +81,7 @@ def test_runs_lists_the_progress_of_every_run_the_newest_last(capsys, folder):
     assert rows[4][-1].endswith(" s")
     assert "all have model vit_nano_patch4_28, lr 0.001\n" in out
     assert "5 runs: 1 finished, 1 damaged, 2 stopped, 1 no epoch yet" in out
-    assert "broken is damaged: metrics.csv, line 2: no number, got 'good'" in out
+    assert "metrics.csv is damaged: it must be a table of numbers" in out
     assert snapshot(folder) == before
 
 
@@ -127,7 +127,7 @@ def test_runs_prints_a_list_that_a_program_can_read(capsys, folder):
     run = runs["study/seed-1"]
     assert (run["state"], run["encoding"], run["seed"], run["epoch"]) == ("stopped", "sinusoidal_2d", 1, 2)
     assert (run["best_top1"], run["best_epoch"], run["last_top1"], run["damage"]) == (62.0, 1, None, None)
-    assert runs["broken"]["damage"].startswith("metrics.csv, line 2")
+    assert "metrics.csv is damaged" in runs["broken"]["damage"]
 
 
 @pytest.fixture

@@ -36,14 +36,14 @@ def test_a_look_at_images_refuses_a_run_on_text(capsys, table_run):
 def test_evaluate_gives_the_score_of_each_run_at_its_context(capsys, tmp_path, table_run, folder_run):
     folders = (table_run.folder, folder_run.folder)
     code, out, err = run_command(capsys, "evaluate", *folders, "--checkpoint", "last", "--output", tmp_path)
-    assert code == 0 and "bits/byte" in out, err
+    assert code == 0 and "bits per byte" in out, err
     records = json.loads((tmp_path / "evaluation.json").read_text())
     assert [record["run"] for record in records] == list(map(str, folders))
     for record, run in zip(records, (table_run, folder_run), strict=True):
-        assert record["bits_per_byte"] == pytest.approx(run.result()["last_bpb"], rel=1e-5)
-        assert f"{record['bits_per_byte']:.3f}" in out
+        assert record["score"] == pytest.approx(run.result()["last_bpb"], rel=1e-5)
+        assert f"{record['score']:.3f}" in out
     err = refused(capsys, "evaluate", table_run.folder, "--sizes", 28)
-    assert "`sizes` must be left out with the task language, which has no such options" in err
+    assert "`sizes` must be left out with TextModule, which resizes nothing, got 28" in err
 
 
 # Training

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names, open_model
 from graticule.lab.training.run import Run
-from graticule.system.files import write_json
 from image_files import draw_image, write_folder
 from short_runs import short
 
@@ -118,28 +115,6 @@ def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_pa
     assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
 
 
-@mock.patch("graticule.lab.data.module.spread", lambda count: [0])  # the contents of one image
-def test_a_file_that_is_replaced_at_any_place_is_said(trained, tmp_path):
-    run = Run.open(moved(trained, root := write_folder(tmp_path / "images"), tmp_path / "run"))
-    file = root / "train" / "dog" / "2.JPEG"
-    described, content, stamp = json.loads(run.recipe_file.read_text()), file.read_bytes(), file.stat().st_mtime_ns
-    data = run.data()
-    write_json(run.recipe_file, {**described, "data": data.fingerprint()})
-    again = "train has files that were written again, of the same sizes"
-    for new, time, expected in (
-        (content, stamp, []),
-        (content[:-1] + b"x", stamp + 1, [again]),
-        (content + b"x", stamp, ["train has 6 examples, and had 6 others"]),
-    ):
-        file.write_bytes(new)
-        os.utime(file, ns=(time, time))
-        assert run.changes(data) == expected
-    file.write_bytes(content)
-    for path in root.rglob("*.JPEG"):
-        os.utime(path, ns=(stamp + 10**12, stamp + 10**12))
-    assert run.changes(data) == []  # as after a copy
-
-
 def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
     fingerprints = []
     for text in ("a text " * 20, "a text " * 20, "a test " * 20):
@@ -161,7 +136,7 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
         for data in ways(write_folder(tmp_path / classes, tuple(classes))):
             code, _, err = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
             if len(classes) == 2:
-                assert code == 0 and "does not name its classes: those of" in err, err
+                assert code == 0 and "does not name its classes: the classes of" in err, err
             else:
                 assert code == 1 and "`images` must have the 2 classes of" in err and f"got {len(classes)}" in err
 
@@ -188,11 +163,6 @@ def test_a_published_run_prepares_images_of_one_native_size_as_in_training(tmp_p
         run.data().images["test"][index][0].save(tmp_path / "images" / str(index) / "0.png")
     image_folder = named_data(opened, str(tmp_path / "images"))
     assert torch.equal(image_folder.test_images((28, 44), range(5))[0], expected)
-
-
-def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained):
-    images = trained.task().images(trained.described())
-    assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
 
 
 def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_path, capsys):
@@ -281,12 +251,3 @@ def test_a_run_is_not_resumed_with_other_examples(trained, tmp_path, capsys):
     folder = moved(trained, root, tmp_path / "run")
     code, _, err = run_command(capsys, "train", "--resume", folder)
     assert code == 1 and err.count("test has 6 examples, and had 6 others") == 1
-
-
-def test_an_adapted_model_has_the_preprocessing_and_the_size_of_its_source(sources, tmp_path, capsys):
-    assert run_command(capsys, "publish", sources["adapted run"], tmp_path / "again")[0] == 0
-    before = graticule.load(sources["published"])
-    for after in map(graticule.load, (sources["adapted"], sources["adapted run"], tmp_path / "again")):
-        for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names"):
-            assert after.pretrained_cfg[name] == before.pretrained_cfg[name], name
-        assert after.img_size == before.img_size == (8, 8)

@@ -74,8 +74,6 @@ def test_an_image_of_another_scale_is_refused():
     for values, kind, message in (
         (GRAY.astype(np.float32), "TIFF", "8 or 16 bits per channel, got 32"),
         (GRAY.astype(np.int32), "TIFF", "8 or 16 bits per channel, got 32"),
-        ((GRAY * 64).astype(np.uint16), "PNG", "no value above 16383"),
-        ((GRAY * 16).astype(np.uint16), "TIFF", "no value above 16383"),
     ):
         with pytest.raises(ValueError, match=message):
             decode(encoded(values, kind))
@@ -92,19 +90,3 @@ def test_the_orientation_of_exif_data_is_applied(kind, orientation):
         np.asarray(image), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
     )
     assert image.size == ((4, 6) if orientation in (5, 6, 7, 8) else (6, 4))
-
-
-def test_damaged_exif_data_have_no_orientation():
-    content = encoded(draw_image(0, 4, 6), "JPEG", dpi=(72, 72), exif=b"Exif\0\0no orientation")
-    assert decode(content).size == (6, 4)
-
-
-def test_a_damaged_second_page_is_named():
-    content = bytearray(encoded(draw_image(1), "TIFF", save_all=True, append_images=[draw_image(2)]))
-    page = int.from_bytes(content[4:8], "little")
-    entries = int.from_bytes(content[page : page + 2], "little")
-    after = page + 2 + 12 * entries
-    second = int.from_bytes(content[after : after + 4], "little")
-    content[second + 2 : second + 4] = b"\xff\xff"  # the tag of its width
-    with pytest.raises(ValueError, match="Pillow cannot read it: Missing dimensions"):
-        decode(bytes(content))

@@ -8,7 +8,7 @@ import torch
 
 import graticule
 from graticule.lab.data.registry import load_dataset
-from graticule.lab.data.sets.gym import COUNTS, DISTRACTED, GLYPHS, TASKS, draw
+from graticule.lab.data.sets.gym import COUNTS, DISTRACTED, GLYPHS, draw
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
@@ -62,10 +62,6 @@ def test_labels_follow_from_the_marks_that_the_images_show(task):
         assert answer(task, marks(pixels, 1), marks(pixels, 2)) == label
 
 
-def test_every_task_of_the_gym_has_a_data_set():
-    assert set(TASKS) == {f"gym_{task}" for task in CLASSES}
-
-
 @in_turn("task", CLASSES)
 def test_no_image_is_in_both_splits_or_twice_in_one_and_classes_are_equally_frequent(task):
     splits = {split: load_dataset(f"gym_{task}", split)[0] for split in COUNTS}
@@ -86,30 +82,6 @@ def test_images_of_a_group_have_the_same_patches_and_one_of_each_class(task):
 
 
 @in_turn("task", CLASSES)
-def test_arrangements_of_a_class_are_drawn_as_declared(task):
-    arrangements = TASKS[f"gym_{task}"].list_arrangements()
-    labels, groups = arrangements.labels, arrangements.groups
-    assert all(len(set(cells)) == len(cells) for cells in arrangements.cells[:: 1 + len(labels) // 2000].tolist())
-    of_groups = []
-    for label in range(CLASSES[task]):
-        probabilities = arrangements.probabilities(label)
-        assert probabilities.sum() == pytest.approx(1) and not probabilities[labels != label].any()
-        if groups is None:
-            assert np.ptp(probabilities[labels == label]) == 0
-        else:
-            of_groups.append(np.bincount(groups, probabilities))
-    for frequencies in of_groups:  # neither the distance of mirrored marks nor the cell of B tells the class
-        np.testing.assert_allclose(frequencies, of_groups[0], rtol=0, atol=1e-12)
-
-
-def test_images_follow_from_the_name_of_the_task_alone():
-    np.random.seed(1)
-    first, again = (load_dataset("gym_direction", "train")[0] for _ in range(2))
-    assert np.array_equal(first.images, again.images) and np.array_equal(first.labels, again.labels)
-    assert not np.array_equal(draw("gym_order", "test")[0], draw("gym_distance", "test")[0][: COUNTS["test"]])
-
-
-@in_turn("task", CLASSES)
 def test_a_vit_without_position_is_exactly_at_chance_and_one_with_position_is_not_bound_to_it(task):
     images, _ = load_dataset(f"gym_{task}", "test")
     values = (torch.from_numpy(images.images)[:, None].double() - 128) / 127
@@ -124,14 +96,6 @@ def test_a_vit_without_position_is_exactly_at_chance_and_one_with_position_is_no
     assert spread["none"] < 1e-12 and spread["learnable(std=1)"] > 1e-6
     right = logits["none"].flatten(0, 1).argmax(1) == torch.from_numpy(images.labels)
     assert right.double().mean().item() == pytest.approx(1 / CLASSES[task], abs=1e-12)
-
-
-def test_glyphs_are_orthogonal_and_images_have_the_values_that_their_facts_restore():
-    gram = GLYPHS.reshape(6, 16) @ GLYPHS.reshape(6, 16).T
-    assert np.array_equal(gram, np.diag([0, 16, 16, 16, 16, 16])) and not GLYPHS.sum((1, 2)).any()
-    images, info = load_dataset("gym_place", "test")
-    values = (images.images / 255 - info.mean[0]) / info.std[0]
-    np.testing.assert_allclose(np.unique(values.round(9)), [-1, 0, 1], atol=1e-9)
 
 
 def test_the_recipe_trains_on_another_data_set_of_the_gym(tmp_path):

@@ -161,12 +161,3 @@ def test_a_truncated_missing_or_damaged_file_is_refused_by_name(saved, tmp_path)
             with pytest.raises(ValueError, match="`data_root` must"):
                 load_dataset("hugging_face", "train", tmp_path / "root")
         path.write_text(right)
-
-
-def test_code_beside_the_data_does_not_run(tmp_path):
-    root = save(tmp_path / "root")
-    for name in ("root.py", "dataset.py", "__init__.py", "train/train.py"):
-        (root / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    images, _ = load_dataset("hugging_face", "train", root)
-    assert images[0][0].size == (6, 4)
-    assert not (tmp_path / "ran").exists()

@@ -1,7 +1,6 @@
 """A share of the training images: equal for every class, the same for all runs, with unchanged test images."""
 
 import shutil
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ from in_turn import in_turn
 LABELS = [2, 0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 2]
 
 
-def counts(labels, share, seed=0):
+def counts(labels, share):
     """Count the chosen images of each class."""
     labels = np.asarray(labels)
-    return np.bincount(labels[class_share(labels, share, seed)], minlength=labels.max() + 1).tolist()
+    return np.bincount(labels[class_share(labels, share)], minlength=labels.max() + 1).tolist()
 
 
 # The choice
@@ -44,19 +43,10 @@ def test_a_class_gives_the_nearest_whole_number_and_at_least_one(sizes, share, c
     assert counts(labels, share) == chosen
 
 
-def test_the_choice_depends_on_the_seed_alone_and_never_changes():
+def test_the_choice_never_changes():
     """It must not change, or a run on a share could not be repeated: NumPy's `RandomState` is frozen."""
-    assert class_share(LABELS, 0.5, 0) == [2, 3, 4, 5, 8, 9, 11]
-    assert class_share(LABELS, 0.5, 1) == [1, 4, 7, 8, 9, 10, 11]
-    assert class_share(LABELS, 0.3, 0) == [2, 4, 9, 11]
-    assert len({tuple(class_share(np.arange(400) % 4, 0.5, seed)) for seed in range(5)}) == 5
-
-
-def test_a_larger_share_of_the_same_seed_holds_the_smaller_one():
-    labels = np.arange(120) % 3
-    shares = [set(class_share(labels, share, 5)) for share in (0.1, 0.25, 0.5, 0.75, 1.0)]
-    assert list(map(len, shares)) == [12, 30, 60, 90, 120]
-    assert all(small < large for small, large in pairwise(shares))
+    assert class_share(LABELS, 0.5) == [2, 3, 4, 5, 8, 9, 11]
+    assert class_share(LABELS, 0.3) == [2, 4, 9, 11]
 
 
 # The data module
@@ -78,22 +68,21 @@ def classes(loader):
 
 
 def test_a_share_is_a_subset_of_all_training_images_and_the_test_images_are_untouched():
-    modules = [module(train_share=share, share_seed=seed) for share, seed in ((0.5, 0), (0.5, 1), (None, 0), (1.0, 0))]
-    half, other, every, same = (contents(data.train_dataloader()) for data in modules)
-    assert set(half) < set(every) and set(other) < set(every) and same == every
-    assert half != other and len(half) == len(other)
+    modules = [module(train_share=share) for share in (0.5, None, 1.0)]
+    half, every, same = (contents(data.train_dataloader()) for data in modules)
+    assert set(half) < set(every) and same == every and len(half) == len(every) / 2
     held_out = [data.test_images((28, 28), [0, 500, 999]) for data in modules]
     for data, (images, labels) in zip(modules, held_out, strict=True):
-        assert torch.equal(images, held_out[2][0]) and torch.equal(labels, held_out[2][1])
+        assert torch.equal(images, held_out[1][0]) and torch.equal(labels, held_out[1][1])
         assert classes(data.eval_dataloader(data.size)) == [100] * 10
 
 
 def test_a_limit_is_within_the_share_balanced_and_the_same_for_all_seeds():
-    share = contents(module(train_share=0.1, share_seed=4).train_dataloader())
-    data = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30)
+    share = contents(module(train_share=0.1).train_dataloader())
+    data = module(train_share=0.1, limit_train=50, limit_test=30)
     assert len(share) == 400 and set(contents(data.train_dataloader())) < set(share)
     assert classes(data.train_dataloader()) == [5] * 10 and classes(data.eval_dataloader(data.size)) == [3] * 10
-    other = module(train_share=0.1, share_seed=4, limit_train=50, limit_test=30, seed=1)
+    other = module(train_share=0.1, limit_train=50, limit_test=30, seed=1)
     assert contents(other.train_dataloader()) == contents(data.train_dataloader())
 
 
@@ -129,15 +118,8 @@ def test_a_share_of_each_class_is_held_out_of_a_folder_without_val(tmp_path):
 # Recipes
 
 
-INVALID = [
-    *({"train_share": share} for share in (0, -0.5, 1.01, 50, float("nan"), float("inf"))),
-    {"train_share": 0.5, "share_seed": -1},
-]
-
-
-@in_turn("options", INVALID)
-def test_an_invalid_share_or_seed_is_refused_by_the_choice_the_data_module_and_the_recipe(options):
-    name = list(options)[-1]
-    for build in (lambda: class_share(LABELS, options["train_share"], options.get("share_seed", 0)), module, Recipe):
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
-            build() if build not in (module, Recipe) else build(**options)
+@in_turn("share", [0, -0.5, 1.01, 50, float("nan"), float("inf")])
+def test_an_invalid_share_is_refused_by_the_data_module_and_the_recipe(share):
+    for build in (module, Recipe):
+        with pytest.raises(ValueError, match="`train_share` must be"):
+            build(train_share=share)

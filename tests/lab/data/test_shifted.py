@@ -65,14 +65,6 @@ def test_the_draws_do_not_depend_on_the_batch():
     assert torch.equal(mixed[1], drawn(shifted(), 4, 1, repeats=[1])[0])
 
 
-def test_without_padding_and_flips_an_image_is_as_in_evaluation():
-    data = shifted(Augmentation(random_crop_padding=0, hflip=1.0))
-    bring = evaluation_transform(INFO, (8, 12), Augmentation())
-    for index in range(6):
-        expected = bring(Image.fromarray(pixels()[index])).flip(-1)
-        assert torch.equal(drawn(data, 0, index)[0], expected)
-
-
 @pytest.mark.parametrize(
     ("augmentation", "by_batches"),
     [

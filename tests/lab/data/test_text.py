@@ -3,7 +3,7 @@ from types import ModuleType
 
 import pytest
 
-from graticule.lab.data.sets.texts import hash_share, load_text
+from graticule.lab.data.sets.texts import load_text
 
 HELD_OUT_TOPICS = {
     "booleans",
@@ -34,15 +34,6 @@ def test_every_topic_of_python_is_in_one_part_and_about_a_tenth_of_the_bytes_is_
     size = {split: sum(len(text.encode()) for text in of_split) for split, of_split in corpus.items()}
     assert 0.08 < size["test"] / sum(size.values()) < 0.13
     assert size["train"] > 300_000
-
-
-def test_held_out_paragraphs_are_not_in_the_training_text():
-    corpus = load_text("pydoc")
-    paragraphs = {
-        split: {" ".join(paragraph.split()) for text in of_split for paragraph in text.split("\n\n")}
-        for split, of_split in corpus.items()
-    }
-    assert max(map(len, paragraphs["train"] & paragraphs["test"]), default=0) < 60
 
 
 def test_a_python_without_topics_is_refused_with_an_alternative(monkeypatch):
@@ -81,26 +72,3 @@ def test_a_file_that_does_not_exist_or_has_too_little_text_is_named(tmp_path):
     ):
         with pytest.raises(FileNotFoundError, match=match):
             load_text("text_file", root)
-
-
-@pytest.mark.parametrize(
-    ("content", "byte", "offset"),
-    [
-        ("Übung macht".encode("latin-1"), "dc", 0),
-        ("good: é".encode("cp1252"), "e9", 6),
-        ("with a mark".encode("utf-16"), "ff", 0),
-        ("without".encode("utf-16-le"), "00", 1),
-        ("without".encode("utf-32-be"), "00", 0),
-        ("ぱ".encode("shift-jis"), "82", 0),
-    ],
-)
-def test_text_in_another_encoding_is_an_error_that_names_file_and_byte(tmp_path, content, byte, offset):
-    (tmp_path / "bad.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"bad\.txt must be text in UTF-8, got byte 0x{byte} at offset {offset}"):
-        load_text("text_file", tmp_path / "bad.txt")
-
-
-def test_the_hash_of_a_name_is_the_same_on_every_machine():
-    # computed with sha256sum: the first 12 digits / 16 ** 12
-    assert hash_share("922/import") == 0x0E02FB4FD1E5 / 16**12
-    assert hash_share("é.txt") == 0xD0720667BFC8 / 16**12

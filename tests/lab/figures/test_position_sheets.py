@@ -33,13 +33,6 @@ def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, c
     assert figure.axes[-1].get_ylabel() == "cosine similarity"
 
 
-def test_all_sheets_have_one_color_scale():
-    figure = correlation_sheet(correlations(), "a model")
-    ranges = {image.get_clim() for ax in figure.axes[:-1] for image in ax.images}
-    assert ranges == {(-1.0, 1.0)}
-    assert figure.axes[-1].get_ylim() == ranges.pop()
-
-
 def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
     maps = correlations()
     pairs, center = correlation_sheet(maps, "a model").axes[2:4]
@@ -55,11 +48,6 @@ def test_a_layer_without_position_is_an_empty_panel_that_says_so(silent):
     texts = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
     assert texts == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent
     assert [len(ax.images) for ax in figure.axes[:-1]] == [1] * 2 * (6 - silent) + [0] * 2 * silent
-
-
-def test_a_sheet_takes_a_grid_of_one_column():
-    figure = render(correlation_sheet(correlations(grid=Grid(15, 1)), "a model"))
-    assert {ax.images[0].get_array().shape for ax in figure.axes[:-1]} == {(15, 15), (15, 1)}
 
 
 def test_no_text_of_a_sheet_lies_over_another():
@@ -94,12 +82,6 @@ def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_tok
         center_sheet({"a": correlations(4), "b": correlations(3)})
     with pytest.raises(ValueError, match="one shape"):
         center_sheet({"a text": correlations(2, grid=Grid(1, 15))})
-
-
-def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):
-    path = save_figure(curves({"a": [(0, 1.0, None)]}, "x", "y", "t"), tmp_path / "new" / "a.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [p.name for p in path.parent.iterdir()] == ["a.png"]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("SVG", b"<?xml")])

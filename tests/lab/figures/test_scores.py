@@ -4,17 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
+from graticule.lab.figures.save import png
 from graticule.lab.figures.scores import convergence_plot, resolution_plot, score_plot
-from graticule.lab.figures.style import line_style
 from graticule.lab.training.results import Metric
 from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
 from tiny import render
-
-SCORES = {"learnable": {256: [3.0, 3.2], 128: [2.5, 2.5]}, "rope_1d": {128: [2.6], 512: [2.4]}}
-PLACES = {"learnable": {1: [5.0, 5.2], 2: [4.0, 4.0], 256: [3.5, 3.7]}, "rope_1d": {1: [5.1], 512: [2.2]}}
 
 
 def line(*values, deviation=None):
@@ -52,12 +48,6 @@ def test_a_column_without_a_metric_is_drawn_under_its_name(column, label):
     assert render(convergence_plot({"a": line(3, 2)}, column)).axes[0].get_ylabel() == label
 
 
-def test_epochs_are_whole_numbers_on_the_axis():
-    for values in ((10.0,), (10.0, 20.0), (10.0, 20.0, 30.0)):
-        (ax,) = render(convergence_plot({"a": line(*values)})).axes
-        assert all(tick == int(tick) for tick in ax.get_xticks())
-
-
 def test_a_deviation_is_a_band_either_side():
     (ax,) = render(convergence_plot({"a": line(10, 40, deviation=5), "b": line(10, 40)})).axes
     (band,) = ax.collections
@@ -74,24 +64,10 @@ def test_a_value_that_is_not_finite_is_a_gap(missing, deviation):
     assert np.isfinite(ax.get_ylim()).all()
 
 
-def test_a_point_between_two_gaps_of_a_long_line_is_a_dot():
-    values = [float(epoch) for epoch in range(40)]
-    values[10] = values[12] = math.nan
-    (ax,) = render(convergence_plot({"a": line(*values)})).axes
-    assert ax.lines[0].get_marker() == "None"  # a chain of markers hides a long line
-    assert ax.lines[1].get_xydata().tolist() == [[12, 11]] and len(ax.lines) == 2
-
-
-def test_a_run_that_has_no_number_at_all_is_in_the_legend():
-    assert legend(render(convergence_plot({"a": line(math.nan, math.nan), "b": line(1, 2)}, "val_loss"))) == ["a", "b"]
-    render(convergence_plot({"a": line(math.nan)}, "val_loss"))
-
-
 def test_labels_are_drawn_as_they_are():
     names = ["_hidden", "$x^$", "a $ b $ c", "50% \\alpha {", "mm3", "x" * 90]
-    figure = render(convergence_plot({name: line(1, 2) for name in names}))
-    assert legend(figure) == names and [line.get_label() for line in figure.axes[0].lines] == names
-    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
+    assert png(figure := convergence_plot({name: line(1, 2) for name in names}))
+    assert [text.strip() for text in legend(figure)] == names
 
 
 def test_a_long_legend_leaves_the_axes_their_room():
@@ -119,21 +95,10 @@ def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
 
 def test_no_line_leads_from_a_square_to_another_size():
     scores = {"default": {(32, 32): [70.0], (20, 32): [60.0], (28, 28): [80.0], (40, 20): [50.0]}}
-    squares, others = render(resolution_plot(scores, trained_at=28)).axes
-    assert [tick.get_text() for tick in squares.get_xticklabels()] == ["28", "32"]
-    assert [tick.get_text() for tick in others.get_xticklabels()] == ["20 × 32", "40 × 20"]
-    (line,) = others.lines
-    assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 50]
-    assert squares.get_ylim() == others.get_ylim()
-    (alone,) = render(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
-    assert [tick.get_text() for tick in alone.get_xticklabels()] == ["20 × 32"]
-
-
-def test_a_legend_shows_bars_only_where_there_are_some():
-    single, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
-    assert not single.axes[0].containers and len(several.axes[0].containers) == 1
-    seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
-    assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
+    (ax,) = render(resolution_plot(scores, trained_at=28)).axes
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["20 × 32", "28", "40 × 20", "32"]
+    line = ax.lines[0]
+    assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 80, 50, 70]
 
 
 def test_a_dotted_line_continues_the_mean_of_the_first_choice():
@@ -147,12 +112,6 @@ def test_the_seeds_of_a_choice_lie_below_its_mean_and_are_counted():
     dots = [line for line in ax.lines if line.get_marker() == "o"]
     assert [list(line.get_xdata()) for line in dots] == [[1.0, 3.0], [2.0, 4.0, 6.0]]
     assert [set(line.get_ydata()) for line in dots] == [{0.24}, {1.24}] and "dots: 2–3 seeds" in ax.get_xlabel()
-
-
-def test_lines_differ_in_grey_as_in_colour():
-    looks = [line_style(i) for i in range(28)]
-    assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28
-    assert len({to_rgba(s["color"]) for s in looks[:7]}) == 7
 
 
 @in_turn(

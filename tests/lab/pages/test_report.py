@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 from matplotlib.figure import Figure
@@ -45,22 +44,6 @@ def test_nothing_is_fetched_from_outside(report):
     assert "default-src 'none'" in html  # so that browsers refuse it, too
 
 
-def test_tags_are_closed_in_order(report):
-    class Check(HTMLParser):
-        stack: list[str] = []  # noqa: RUF012 (one instance)
-
-        def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "img", "input"):
-                self.stack.append(tag)
-
-        def handle_endtag(self, tag):
-            assert self.stack.pop() == tag
-
-    check = Check()
-    check.feed(report.html())
-    assert check.stack == []
-
-
 def test_numbers_are_aligned_and_words_are_not():
     page = Report("t")
     page.table(["joining", "top-1", "p", "note"], [["lape", 73.1, "< 0.001", "-"], ["default", "71.5 ± 0.2", "-", "-"]])
@@ -81,26 +64,9 @@ def test_a_figure_may_be_bytes_and_must_be_a_png(tmp_path):
         page.figure(b"GIF89a", "", "")
 
 
-def test_a_link_leads_to_a_file_beside_the_page():
-    page = Report("t")
-    page.link("the explorer", "my explorer.html")
-    assert '<a href="my%20explorer.html">the explorer</a>' in page.html()
-
-
-def test_a_figure_is_enlarged_without_a_script(report):
-    html = report.html()
-    assert html.count('<input type="checkbox"') == 1 and "<script" not in html
-
-
 def test_a_row_of_another_length_is_an_error():
     with pytest.raises(ValueError, match="`rows` must have 2 cells each, got 1"):
         Report("t").table(["a", "b"], [["1"]])
-
-
-def test_the_page_is_written_whole_into_a_new_folder(report, tmp_path):
-    path = report.write(tmp_path / "new" / "report.html")
-    assert path.read_text(encoding="utf-8") == report.html()
-    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
 def text_of(path):

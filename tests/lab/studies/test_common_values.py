@@ -2,58 +2,33 @@
 
 import dataclasses
 
-import pytest
-
-from commands import run_command
-from graticule.lab.commands.compare import CompareOptions, folder_suffix, words_of
-from graticule.lab.commands.options import overridden
+from commands import refused
+from graticule.lab.commands.compare import read
 from graticule.lab.recipes.load import load_recipe
 
+CALL = ["digits_quick", "--choices", "joining=lape"]
+CHANGES = {"--epochs": 3, "--precision": "bf16-mixed", "--lr": 1e-3, "--augmentation.hflip": 0.5}
 
-def test_common_values_are_read_as_train_reads_them():
-    texts = ["lr=1e-3", "augmentation.hflip=0.5"]
-    values = CompareOptions("digits_quick", [], epochs=3, precision="bf16-mixed", set_=texts).values()
+
+def test_values_for_all_runs_are_options_of_train():
+    options = read([*CALL, *(word for name, value in CHANGES.items() for word in (name, str(value)))])
     recipe = load_recipe("digits_quick")
-    changed = overridden(recipe, words_of(values), "train digits_quick")
-    assert (changed.epochs, changed.precision, changed.lr, changed.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
-    same = {
-        "epochs": recipe.epochs,
-        "precision": recipe.precision,
-        "lr": recipe.lr,
-        "augmentation": recipe.augmentation,
-    }
-    assert dataclasses.replace(changed, **same) == recipe
-    assert folder_suffix(values) == "-epochs-3-precision-bf16-mixed-lr-1e-3-augmentation.hflip-0.5"
-    assert folder_suffix(CompareOptions("digits_quick", []).values()) == ""
+    augmentation = dataclasses.replace(recipe.augmentation, hflip=0.5)
+    changed = dataclasses.replace(recipe, epochs=3, precision="bf16-mixed", lr=1e-3, augmentation=augmentation)
+    assert options.recipe == changed
+    assert options.recipes == {"joining=lape": dataclasses.replace(changed, joining="lape")}
+    assert options.folder_name == "compare-digits_quick-augmentation.hflip-0.5-epochs-3-lr-0.001-precision-bf16-mixed"
+    assert read(CALL).folder_name == "compare-digits_quick"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lrr=1"], "did you mean --lr"),
-        (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lr"], "`set` must be like lr=1e-3"),
-        (
-            ["compare", "digits_quick", "--choices", "joining=lape", "--epochs", "2", "--set", "epochs=3"],
-            "`set` must have each value once, got epochs twice",
-        ),
-    ],
-)
-def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
+def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, err = run_command(capsys, *arguments)
-    assert (
-        code == 1 + ("did you mean" in message)
-        and message in err
-        and err.count("\n") == 1
-        and not list(tmp_path.iterdir())
-    )
-
-
-def test_a_value_of_the_wrong_type_is_a_bad_option(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for options, message in (
-        (["--precision", "bf17"], "`precision` must be one of 32-true"),
-        (["--set", "lr=x"], "`lr`"),
-    ):
-        code, _, err = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", *options)
-        assert code == 2 and message in err
+    for options, message in {
+        "--lrr 1": "did you mean --lr",
+        "--lr": "`--lr` must have 1 value, as in --lr X.",
+        "--lr x": "`lr` must be a number, got 'x'.",
+        "--epochs 2 --epochs 3": "`--epochs` must be given once",
+        "--precision bf17": "`precision` must be one of 32-true",
+        "--seed 3": "`seed` must be left out of graticule compare, which has --seeds",
+    }.items():
+        assert message in refused(capsys, "compare", *CALL, *options.split()) and not list(tmp_path.iterdir())

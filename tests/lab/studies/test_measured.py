@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from evidence.contrasts import Registry
+from evidence.records import read_records
 from evidence.results import PARTS, Cell, page_text, parts_of, table_of, write_pages
-from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[3]
 sys.path.append(str(TOP / "benchmarks"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from evidence.contrasts import ROWS, Asked, Registry
+from evidence.records import read_records
 from evidence.sentences import PAGES, Sentence, read_pages, sentences
-from graticule.lab.studies.tables import read_records
 
 TOP = Path(__file__).parents[3]
 DATA = TOP / "docs" / "data"

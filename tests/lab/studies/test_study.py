@@ -1,18 +1,24 @@
 """Our studies resume where they stopped, are what they say, and keep the scores of their tables."""
 
 import dataclasses
+import pickle
 import re
 import shutil
+import signal
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pandas import DataFrame
+from torchvision.datasets import CIFAR10
 
 from evidence import studies
 from evidence.built import differences, facts_of, read_built
 from evidence.studies import CELL, COLUMNS, Study, load, names, read_table, run_study, write_table
 from evidence.studies.__main__ import main
+from graticule.lab.data.registry import load_dataset
 from graticule.lab.studies.comparison import recipe_hash, run_hash
 from graticule.lab.studies.plan import check_choices, plan
 from graticule.lab.training.run_folder import lock_folder
@@ -190,7 +196,7 @@ def test_the_models_of_a_study_are_as_stored_and_as_it_expects(name):
     for cell, facts in read_built(DATA, name).items():
         recipe = study.recipes()[", ".join(filter(None, cell))]
         of_data = {"camvid": {"channels": 3, "num_classes": 11, "class_names": ["class"] * 11}}
-        channels = 3 if name == "lape_place_cifar10" else 1
+        channels = 3 if name in ("lape_place_cifar10", "lape_table2") else 1
         torch.manual_seed(0)
         model = build_model(recipe, **of_data.get(name, {"channels": channels, "num_classes": 10}))
         today = facts_of(recipe, model, int(facts["images"]))
@@ -244,12 +250,6 @@ def test_a_model_that_is_not_as_expected_is_refused_before_training(choice, expe
     assert differences(facts, built) == []
 
 
-def test_a_relative_bias_has_the_standard_deviation_of_all_its_layers_with_any_joining():
-    for joining in ("default", "lape", "lape(over='heads')"):
-        bias = facts_in({"encoding": "relative_bias", "joining": joining, "model_kwargs": ("depth=4",)})
-        assert bias["values"] == 4 * 4 * 13 * 13 and float(bias["std"]) == pytest.approx(0.02, rel=0.06)
-
-
 def test_a_peg_after_the_last_layer_has_no_effect_as_its_study_says():
     recipes = load("cpvt_forms").recipes()
     without_effect = {}
@@ -276,3 +276,52 @@ def test_the_command_lists_the_studies_and_runs_one(capsys, tmp_path, monkeypatc
     assert runs[0].seeds == (3, 4) and runs[2] == DATA / "study_lape_epochs.csv"
     with pytest.raises(ValueError, match=r"`study` must be one of camvid, .*; got 'lape_epoch'; did you mean"):
         main(["lape_epoch"])
+
+
+def test_a_study_may_finish_the_seeds_of_a_variant_before_the_next(tmp_path):
+    order = {}
+    for first in (False, True):
+        study = dataclasses.replace(SMALL, variant_first=first, seeds=(0, 1))
+        missing = studies.missing_runs(study, read_table(tmp_path / "absent.csv"), tmp_path, study.recipes())
+        order[first] = [(study.cells[run.choice], run.recipe.seed) for run in missing]
+    none, learnable, other = ("none", "a"), ("learnable", "a"), ("learnable", "b")
+    assert order[False] == [(cell, seed) for seed in (0, 1) for cell in (none, learnable, other)]
+    assert order[True] == [(cell, seed) for seed in (0, 1) for cell in (none, learnable)] + [(other, 0), (other, 1)]
+
+
+def test_a_deadline_keeps_what_is_done_and_the_same_command_continues(done, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs/study-small"
+    table = shutil.copytree(done[0], folder) / "study_small.csv"
+    complete = read_table(table)
+    write_table(table, complete[complete.variant != "b"])
+    shutil.rmtree(folder / "learnable--b")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evidence.studies.__main__.load", lambda name: SMALL)
+
+    def train_until_stopped(runs, *_, **__):
+        time.sleep(60)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(studies, "train_runs", train_until_stopped)
+        main(["small", "--output", str(folder), "--minutes", "0.005"])
+    assert f"stopped with 2 of 3 runs; the same command continues; wrote {folder}" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is handler
+    main(["small", "--output", str(folder), "--minutes", "5"])
+    assert capsys.readouterr().out == f"wrote {folder / 'study_small.csv'}\n"
+    assert read_table(table)[["choice", "value"]].equals(complete[["choice", "value"]])
+
+
+def test_copies_of_cifar_are_read_only_if_they_are_accepted(tmp_path, monkeypatch):
+    for name in ("train_list", "test_list", "meta"):
+        monkeypatch.setattr(CIFAR10, name, getattr(CIFAR10, name))
+    (folder := tmp_path / CIFAR10.base_folder).mkdir()
+    images = {"data": np.full((2, 3072), 7, np.uint8), "labels": [3, 4]}
+    for file, _ in CIFAR10.train_list + CIFAR10.test_list:
+        (folder / file).write_bytes(pickle.dumps(images, 2))
+    (folder / CIFAR10.meta["filename"]).write_bytes(pickle.dumps({CIFAR10.meta["key"]: [*"abcdefghij"]}, 2))
+    with pytest.raises(FileNotFoundError, match="whole and undamaged"):
+        load_dataset("cifar10", "train", tmp_path)
+    studies.accept_copies()
+    copies, info = load_dataset("cifar10", "train", tmp_path)
+    assert len(copies) == 10 and (copies.pixels == 7).all() and info.class_names == (*"abcdefghij",)

@@ -11,8 +11,8 @@ from test_study import table_of
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
 from evidence.gym import GymScore
 from evidence.papers import OLDER, link, older_text
+from evidence.records import csv_of_records
 from evidence.studies import load, names, write_table
-from graticule.lab.studies.tables import csv_of_records
 
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"

@@ -12,7 +12,6 @@ from PIL import Image
 import graticule
 from commands import run_command
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.adaptation import stage_parameters
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import task_of
@@ -68,7 +67,6 @@ def test_it_wins_features_back(run):
     fitted, after = (certificate["drift"][name][-1]["cosine"] for name in ("fitted", "adapted"))
     assert scores == sorted(scores) and after > fitted + 0.01
     assert certificate["fits"][0]["fitted"] and certificate["before"] == {"encoding": "learnable", "joining": "default"}
-    assert (run.folder / "curve.png").stat().st_size > 1000
 
 
 def test_the_adapted_model_is_published_with_the_head_of_the_original(run, source):
@@ -119,13 +117,6 @@ def test_the_distance_is_half_of_prefix_tokens_and_half_of_patches(source, folde
     new, old = ([[*m.each_layer(images)][1][0], m.forward_features(images)] for m in (model, task.original))
     tokens = 1 - F.cosine_similarity(torch.stack(new), torch.stack(old), dim=-1)  # (2, B, N)
     torch.testing.assert_close(distance, ((tokens[..., 0] + tokens[..., 1:].mean(-1)) / 2).mean(0))
-
-
-def test_the_classifier_is_in_no_stage(source):
-    model = graticule.from_pretrained(source)
-    heads, trained = set(model.head.parameters()), set(stage_parameters(model, "all"))
-    assert trained == set(model.parameters()) - heads
-    assert set(stage_parameters(model, "position")) == set(model.position.parameters())
 
 
 def test_the_command_is_the_recipe(source, folder, tmp_path, capsys):

@@ -21,7 +21,6 @@ from graticule.lab.training.task import build_model
 from in_turn import in_turn
 
 COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
-COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LN2, LN3 = math.log(2), math.log(3)
 #: A student of every kind, by the input of its classifier.
@@ -203,17 +202,6 @@ def test_a_run_as_teacher_receives_its_own_size_and_normalization(teacher_run):
         assert torch.equal(teacher(images), teacher_run.model()(images))
 
 
-def test_a_named_teacher_equals_the_model_of_timm(convnet, tmp_path):
-    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), COLOURS_OF_TEN, (64, 48))
-    model = timm.create_model("test_resnet", num_classes=10)
-    model.load_state_dict(read_checkpoint(convnet)["model"])
-    assert teacher.size == tuple(model.pretrained_cfg["input_size"][1:]) == (160, 160)
-    raw = torch.rand(2, 3, 160, 160)
-    with torch.no_grad():
-        logits = model.eval()((raw - 0.5) / 0.5)
-    torch.testing.assert_close(teacher(normalized(raw, COLOURS.mean, COLOURS.std)), logits, atol=1e-4, rtol=1e-4)
-
-
 # Mistakes
 
 
@@ -246,24 +234,23 @@ def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, 
     refused = [
         ("test_resnt", None, DIGITS, "got 'test_resnt': there is no such model; did you mean 'test_resnet'"),
         ("regnety_160.deit", None, DIGITS, "did you mean .*'regnety_160.deit_in1k'"),
-        (str(tmp_path / "nowhere"), None, DIGITS, "which has no recipe.json"),
-        (str(tmp_path), None, DIGITS, "which has no recipe.json"),
         ("mine", None, DIGITS, r"did you mean '\./mine'"),
         ("test_resnet", None, DIGITS, "test_resnet has no weights: give `distillation.teacher_checkpoint`"),
-        ("test_resnet", convnet, COLOURS, "the classes of colours, 2, got 10 in"),
-        (run, None, gray, "the classes of gray, 2, got 10 in"),
+        ("test_resnet", convnet, COLOURS, "where the model has"),
+        (run, None, gray, "must have the classes of"),
         ("test_convnext", convnet, DIGITS, "it lacks"),
         ("test_resnet", "shape.pth", DIGITS, r"conv1.0.weight is \(1,\) where the model has"),
         ("test_resnet", "text.pth", DIGITS, "not a checkpoint"),
         (run, convnet, DIGITS, "`distillation.teacher_checkpoint` must be left out"),
-        ("posmlp_nano_32", teacher_run.weights, DIGITS, "must not be part of a run"),
-        ("posmlp_nano_32", teacher_run.best, DIGITS, "must not be part of a run"),
     ]
     for teacher, checkpoint, info, message in refused:
         with pytest.raises(ValueError, match=message):
             build_teacher(Distillation(teacher=teacher, teacher_checkpoint=checkpoint), info, (28, 28))
     with pytest.raises(ValueError, match=r"`distillation.teacher` must take images of 3 channels.*got one of 1"):
         teacher_of(COLOURS, (1, 12, 20), (0.5,), (0.5,))
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(FileNotFoundError, match="`run` must be the folder of a run"):
+            build_teacher(Distillation(teacher=str(folder)), DIGITS, (28, 28))
     with pytest.raises(FileNotFoundError, match=r"`distillation.teacher_checkpoint` must be a file"):
         build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint="none.pth"), DIGITS, (28, 28))
 
@@ -271,7 +258,7 @@ def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, 
 def test_a_student_is_not_its_own_teacher(tmp_path):
     folder = tmp_path / "run"
     recipe = small(distillation=Distillation(teacher=str(folder)))
-    with pytest.raises(ValueError, match=r"`distillation.teacher` must be the folder of a run"):
+    with pytest.raises(FileNotFoundError, match=r"`run` must be the folder of a run"):
         train(recipe, folder, progress=False)
     folder.mkdir()
     described = {"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}

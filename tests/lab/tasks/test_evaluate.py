@@ -113,7 +113,7 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
         assert record["size"] == [32, 32]
     assert f"{probe} (%)" in out
     for more, message in (
-        (("--mode", "crop"), "`mode` must be left out with `probe`, got crop"),
+        (("--mode", "canvas"), "`mode` must be left out with `probe`, got canvas"),
         (("--precision", "bf16-true"), "`precision` must be 32-true with `probe`"),
         ((), "`images` must have a folder for each class"),
     ):

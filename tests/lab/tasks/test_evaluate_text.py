@@ -1,33 +1,28 @@
-"""An evaluation counts every token once, and does not change the model."""
+"""An evaluation of a language model counts every token once."""
 
 import math
 
 import pytest
 import torch
 
-import graticule
-from graticule.lab.data.text_module import PADDING, TextModule
-from graticule.lab.tasks.language import evaluate_text
+from graticule.lab.data.text_module import PADDING
+from graticule.lab.tasks.language import LanguageModeling
+from graticule.lab.tasks.options import TextRecipe
+from graticule.lab.training.validation import held_out
 from in_turn import in_turn
 from tiny import draw
 
 CONTEXT, TOKENS = 16, 208
-told = in_turn(
-    ("encoding", "joining"),
-    [(name, joining) for name in ("learnable", "relative_bias") for joining in ("default", "lape")]
-    + [("sinusoidal_1d", "lape"), ("rope_1d", "default"), ("learnable+bucketed_bias", "default")],
-)
+SMALL = {"limit_train": 4, "limit_test": TOKENS // CONTEXT, "eval_batch_size": 4, "context": CONTEXT}
 
 
-@pytest.fixture(scope="module")
-def data() -> TextModule:
-    module = TextModule(context=CONTEXT, limit_train=4, limit_test=TOKENS // CONTEXT, eval_batch_size=4)
-    return module
-
-
-def small(data, encoding="learnable", joining="default"):
-    size = {"vocab_size": data.info.vocab_size, "context": CONTEXT, "embed_dim": 24, "num_heads": 3, "depth": 2}
-    return graticule.create_language_model("lm_nano", encoding=encoding, joining=joining, **size)
+def built(**options):
+    """Return a task, its data, and a small model."""
+    task = LanguageModeling(
+        TextRecipe(model="lm_nano", model_kwargs=("embed_dim=24", "num_heads=3", "depth=2"), **SMALL, **options)
+    )
+    data = task.build_data()
+    return task, data, task.build_model(task.describe(data)).eval()
 
 
 @torch.no_grad()
@@ -42,45 +37,24 @@ def naive_loss(model, data) -> float:
     return math.fsum(nats) / TOKENS
 
 
-@told
-def test_the_loss_is_that_of_the_model_window_by_window(data, encoding, joining):
-    model = draw(small(data, encoding, joining)).double().eval()
-    score = evaluate_text(model, data, progress=False)
-    assert score.tokens == TOKENS and score.loss == pytest.approx(naive_loss(model, data), abs=1e-6)
-    assert score.bits_per_byte == pytest.approx(score.loss / math.log(2) * TOKENS / data.num_bytes("test"))
+@in_turn(
+    ("encoding", "joining"),
+    [("learnable", "lape"), ("relative_bias", "default"), ("sinusoidal_1d", "lape"), ("rope_1d", "default")],
+)
+def test_the_loss_is_that_of_the_model_window_by_window(encoding, joining):
+    task, data, model = built(encoding=encoding, joining=joining)
+    model = draw(model).double()
+    result = held_out(task, model, data, progress=False)
+    assert result.examples == TOKENS and result.loss == pytest.approx(naive_loss(model, data), abs=1e-6)
+    assert result.score == pytest.approx(result.loss / math.log(2) * TOKENS / data.num_bytes("test"))
 
 
-@told
-def test_the_model_is_unchanged_and_learns_on(data, encoding, joining):
-    model = small(data, encoding, joining).train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    tokens = torch.randint(256, (2, CONTEXT))
-    logits, kind = model(tokens), type(model.position)
-    evaluate_text(model, data, progress=False)
-    assert model.training and model.position.training and type(model.position) is kind
-    assert before.keys() == model.state_dict().keys()
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    again = model(tokens)
-    assert torch.equal(again, logits)
-    again.sum().backward()
-    assert model.embed.weight.grad.abs().sum() > 0
-
-
-def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_and_one_with_nan_weights_has_no_score(data):
-    model = small(data)
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_and_one_with_nan_weights_has_no_score():
+    task, data, model = built()
     for parameter in model.parameters():
         parameter.data.zero_()
-    score = evaluate_text(model, data, progress=False)
-    assert score.loss == pytest.approx(math.log(data.info.vocab_size), rel=1e-6)
+    assert held_out(task, model, data, progress=False).loss == pytest.approx(math.log(257), rel=1e-6)
     model.norm.weight.data.fill_(math.nan)
     model.norm.bias.data.fill_(math.nan)
-    score = evaluate_text(model, data, progress=False)
-    assert math.isnan(score.bits_per_byte) and math.isnan(score.loss) and score.tokens == TOKENS
-
-
-def test_a_model_of_another_kind_or_vocabulary_is_refused(data):
-    with pytest.raises(ValueError, match="`model` must be a LanguageModel, got Identity"):
-        evaluate_text(torch.nn.Identity(), data)
-    other = graticule.create_language_model("lm_nano", 65, context=CONTEXT, depth=1)
-    with pytest.raises(ValueError, match="vocabulary of the model, 65 tokens, got 257"):
-        evaluate_text(other, data)
+    result = held_out(task, model, data, progress=False)
+    assert math.isnan(result.score) and math.isnan(result.loss) and result.examples == TOKENS

@@ -1,11 +1,9 @@
 """A run with model, encoding and joining from a file outside of the package."""
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import graticule
 from commands import run_command
@@ -39,17 +37,6 @@ def run(methods, tmp_path_factory):
     return Run.open(folder)
 
 
-def test_a_run_keeps_text_file_and_hash(run):
-    described = json.loads(run.recipe_file.read_text())
-    assert described["plugins"] == {FILE.name: plugins._hash(FILE)}
-    assert described["recipe"]["encoding"] == "random_fourier(frequencies=4) + distance"
-    model = run.model()
-    assert type(model).__name__ == "ConvolutionalVit" and model.position.parts[0].joining.rate == 0.9
-    images = torch.randn(2, 1, 28, 28)
-    with torch.no_grad():
-        torch.testing.assert_close(graticule.fold(copy.deepcopy(model))(images), model(images))
-
-
 def test_a_stopped_run_prints_the_whole_command_that_resumes_it(tmp_path, capsys, monkeypatch):
     def stop(*arguments, **options):
         raise Interrupted
@@ -72,16 +59,6 @@ def test_without_its_plugin_a_run_is_refused_and_nothing_is_imported(run, monkey
         run.model()
     code, _, err = run_command(capsys, "evaluate", run.folder)
     assert code == 1 and "--plugin my_methods.py" in err
-
-
-def test_all_missing_plugins_of_a_run_are_named(run, tmp_path):
-    described = json.loads(run.recipe_file.read_text())
-    described["plugins"] = {"one.py": "0", FILE.name: "0", "two.py": "0"}
-    (tmp_path / "recipe.json").write_text(json.dumps(described))
-    with pytest.raises(
-        ValueError, match=r"needs the plugin one\.py and two\.py, .* pass --plugin one\.py --plugin two\.py"
-    ):
-        Run.open(tmp_path).recipe()
 
 
 def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_path, monkeypatch):

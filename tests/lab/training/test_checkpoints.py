@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import zipfile
 
 import pytest
@@ -15,7 +14,7 @@ from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoint
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from in_turn import in_turn
-from short_runs import assert_same_end, at_step, copied, rows, short, stopped
+from short_runs import assert_same_end, copied, rows, short, stopped
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +101,6 @@ def test_one_changed_byte_of_a_checkpoint_is_named(tmp_path, halfway, capsys, at
 
 def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway):
     run = copied(halfway, tmp_path / "run")
-    shares = run.checkpoints / ".step-000000099.ckpt.tmp"
-    shares.mkdir()
-    (shares / "__0_0.distcp").write_bytes(b"half")
     (run.checkpoints / ".step-000000098.ckpt.77.tmp").write_bytes(b"half")
     (run.checkpoints / ".best.json.77.tmp").write_text("{")
     (run.folder / ".weights.safetensors.77.tmp").write_bytes(b"half")
@@ -119,19 +115,6 @@ def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway
 
 
 # Damaged checkpoints
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "metrics.csv"])
-def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway, name):
-    run, elsewhere = copied(halfway, tmp_path / "run"), tmp_path / "elsewhere"
-    (run.folder / name).rename(elsewhere)
-    if elsewhere.is_dir():
-        (elsewhere / ".mine.tmp").mkdir()
-    (run.folder / name).symlink_to(elsewhere)
-    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
-    with pytest.raises(ValueError, match="`folder` must contain its files"):
-        train(short(keep=9, checkpoint_steps=2), run.folder, resume=True, progress=False)
-    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
 
 
 def cut(path) -> None:
@@ -174,38 +157,6 @@ def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_
     train(short(), run.folder, resume=True, progress=False)
     assert run.best.is_file() and run.result() | {"seconds": 0} == plain_run.result() | {"seconds": 0}
     assert torch.equal(load_file(run.weights)["head.weight"], load_file(plain_run.weights)["head.weight"])
-
-
-# A folder that is replaced during training
-
-
-@pytest.mark.parametrize("name", ["checkpoints", ""])
-def test_nothing_is_written_or_removed_through_a_link_that_replaced_a_folder_during_training(tmp_path, name):
-    folder, mine = tmp_path / "run", tmp_path / "mine"
-    mine.mkdir()
-    precious = ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv")
-    for file in precious:
-        (mine / file).write_text("precious")
-
-    def replaced():
-        (folder / name).rename(tmp_path / "moved")
-        (folder / name).symlink_to(mine)
-
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 3, replaced)
-        with pytest.raises(OSError, match=rf"{name} was deleted, moved or replaced while .* used it"):
-            train(short(checkpoint_steps=1), folder, progress=False)
-    assert {path.name: path.read_text() for path in mine.iterdir()} == dict.fromkeys(precious, "precious")
-
-
-def test_a_run_folder_that_is_deleted_during_training_ends_the_run_and_is_not_created_again(tmp_path, capsys):
-    folder = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 3, lambda: shutil.rmtree(folder))
-        words = ("--quick", "--limit-train", 40, "--epochs", 2, "--model-kwargs", "depth=1", "--output", folder)
-        code, _, err = run_command(capsys, "train", "digits_quick", *words)
-    assert code == 1 and not folder.exists()
-    assert err.splitlines()[-1].endswith("restore it, or name another folder.")
 
 
 # A full disk

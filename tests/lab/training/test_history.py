@@ -109,7 +109,7 @@ def bars(monkeypatch):
     return bars
 
 
-def test_the_bar_shows_images_per_second_memory_remaining_time_and_scores(tmp_path, bars):
+def test_the_bar_shows_images_per_second_remaining_time_and_scores(tmp_path, bars):
     train(short(accumulate=2, epochs=3), tmp_path / "run")
     (drawn,) = bars
     steps = [n for n, _, _ in drawn]
@@ -122,7 +122,7 @@ def test_the_bar_shows_images_per_second_memory_remaining_time_and_scores(tmp_pa
     pace = re.search(r"([\d.]+)(step/s|s/step)", later)
     steps_per_second = float(pace[1]) ** (1 if pace[2] == "step/s" else -1)
     assert 0.2 < rate / (20 * steps_per_second) < 5  # both are smoothed, at different times
-    assert re.search(r"mem=\d+\.\dG", later) and "best=" in later and "loss=" in later and "top1=" in later
+    assert "best=" in later and "loss=" in later and "top1=" in later
     assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # elapsed time, remaining time
 
 

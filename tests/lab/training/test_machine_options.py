@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import graticule
 from commands import run_command
 from forked import forked
 from graticule.checkpoints.read import read_checkpoint
@@ -91,13 +90,10 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
     ("options", "message"),
     [
         ("--lr 0.5", "differs: `lr` would change"),
-        ("--epochs 3 --seed 1", "differs: `epochs`, `seed` would change"),
         ("--augmentation.erasing 0.1", "differs: `augmentation` would change"),
         ("--batch-size 10 --accumulate 2", "differs: `batch_size` would change"),
-        ("--clip-grad 1", "differs: `clip_grad` would change"),
         ("--output elsewhere", "`--resume` must be given without --output"),
         ("--auto-resume", "`--resume` must be given without --output"),
-        ("--quick", "`--resume` must be given without --output"),
     ],
 )
 def test_other_changes_of_a_resumed_run_are_refused_by_name(capsys, within, options, message):
@@ -111,12 +107,7 @@ def test_other_changes_of_a_resumed_run_are_refused_by_name(capsys, within, opti
     [
         (lambda recipe: recipe.update(epoch=3), "epoch (did you mean epochs?)"),
         (lambda recipe: recipe["mixing"].update(mixupp=3), "`mixing` must not have the keys mixupp (did"),
-        (lambda recipe: recipe.update(mixing=3), "`mixing` must be a dictionary"),
-        (lambda recipe: recipe.update(epochs="three"), "`epochs` must be a valid integer, got 'three'"),
         (lambda recipe: recipe.update(lr=-1), "`lr` must be greater than 0, got -1"),
-        (lambda recipe: recipe.update(seed=1.5), "`seed` must be a valid integer, got 1.5"),
-        (lambda recipe: recipe.update(joining=3), "`joining` must be a valid string, got 3"),
-        (lambda recipe: recipe.update(epochs=1e30), "`epochs` must be a valid integer, got 1e+30"),
         (lambda recipe: recipe.update(lr="\x1b[31m\n"), r"`lr` must be a valid number, got '\x1b[31m\n'"),
         (lambda recipe: recipe.clear(), "is not a recipe: `model` must be given"),
     ],
@@ -242,18 +233,3 @@ def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert build_fabric(short(nodes=2)).world_size == 2
-
-
-def test_statistics_of_batch_norm_are_updated_once_with_activations_that_are_computed_again():
-    states = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        model = graticule.create_model("ceit_tiny_patch16_224", img_size=64, depth=2, num_classes=3).train()
-        model.set_grad_checkpointing(again)
-        torch.manual_seed(1)
-        model(torch.randn(4, 3, 64, 64)).square().sum().backward()
-        gradients = {f"grad {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-        states.append({**model.state_dict(), **gradients})
-    counts = [value for name, value in states[1].items() if name.endswith("num_batches_tracked")]
-    assert len(counts) > 2 and set(map(int, counts)) == {1}
-    assert_same(*states)

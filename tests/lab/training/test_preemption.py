@@ -14,7 +14,6 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted, Preempted
 from graticule.lab.training.training import Training
-from in_turn import in_turn
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 #: All options with random numbers or state: two epochs of three steps of two micro-batches.
@@ -81,26 +80,17 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     assert_same_end(run, rich)
 
 
-def test_the_current_step_is_completed_and_saved_on_slurms_signal_too(tmp_path, capsys, monkeypatch, rich):
+def test_the_current_step_is_completed_and_saved_on_slurms_signal_too(tmp_path, capsys, rich):
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
-    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", "99")
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 4, lambda: signal_itself(signal.SIGUSR1))
-        assert main(command) == 99
+        assert main(command) == 75
     run = Run.open(tmp_path / "run")
     assert steps(run)[-1] == 5 and not run.finished
     assert capsys.readouterr().err.count("saved and stopped on a signal") == 1
     assert main(command) == 0
     assert "resumed after step 5" in run.log_file.read_text()
     assert_same_end(run, rich)
-
-
-@in_turn("code", ["", "-1", "256", "seventy", "7.5"])
-def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
-    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", code)
-    assert main(["train", "digits_quick", "--output", str(tmp_path / "run")]) == 1
-    assert "`GRATICULE_REQUEUE_CODE` must be an exit code" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

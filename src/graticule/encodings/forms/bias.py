@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from graticule.position.bias import BiasFunction, LowRank
 from graticule.position.grid import Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, GridModule, Position, SharedPosition, StageSpec
+from graticule.position.position import Encoding, Position, SharedPosition, StageSpec
 from graticule.position.resampling import resize_rows
 from graticule.registry.fields import Positive, SmallCount
 from graticule.system.symbolic import is_statically_true

@@ -142,7 +142,7 @@ def spread_directions(index: Tensor, axes: int) -> Tensor:
 def linear(places: Tensor, vectors: Tensor) -> Tensor:
     """Return the dot product of coordinates (..., N, axes) with vectors (..., 1, n, axes), (..., N, n).
 
-    By elementwise products, whose precision autocast and TF32 do not reduce as that of a matrix product.
+    Uses elementwise products, because autocast and TF32 reduce the precision of matrix products.
 
     Raises:
         ValueError: if they have different numbers of axes.

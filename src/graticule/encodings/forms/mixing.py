@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
+from graticule.position.grid_module import GridModule
 from graticule.position.joining import Joining, PerLayer, fill_layers, joined_layers
 from graticule.position.layer import LayerPosition, MixingWeights
-from graticule.position.position import Encoding, GridModule, Position, StageSpec
+from graticule.position.position import Encoding, Position, StageSpec
 from graticule.position.resampling import resize_rows
 from graticule.registry.fields import SmallCount
 from graticule.registry.registry import Option

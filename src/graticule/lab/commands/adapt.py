@@ -23,7 +23,7 @@ class AdaptOptions(TrainOptions):
         graticule adapt FOLDER --joining lape --images FOLDER --output RUN
 
     The model learns the tokens that it had before, on images without labels. The run, which graticule train resumes,
-    has certificate.json, curve.png and the folder `published`.
+    has certificate.json and the folder `published`.
     """
 
     trained: Positional[str]
@@ -35,15 +35,15 @@ class AdaptOptions(TrainOptions):
 
 def read(arguments: list[str]) -> AdaptOptions:
     """Read the options, with a recipe of the model and the images."""
-    recipe: Any = load_recipe("adapt")
-    recipe = recipe.quick() if "--quick" in arguments else recipe  # before the overrides, which take precedence
-    options = parse_recipe(AdaptOptions, recipe, arguments, "adapt")
+    options = parse_recipe(AdaptOptions, load_recipe("adapt"), arguments, "adapt")
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
     if options.images is None and options.recipe.dataset == "unlabeled_folder":
         raise ValueError("`images` must be given: a folder of images, got none.")
-    recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
+    if options.images is not None and not options.images.is_dir():
+        raise FileNotFoundError(f"`images` must be a folder of images, got {str(options.images)!r}, which is none.")
+    recipe: Any = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
     recipe.record_overrides(options.recipe.overrides)
     options.recipe = recipe
     with_folder(options, "adapt")

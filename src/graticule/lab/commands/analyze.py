@@ -194,7 +194,7 @@ class AttentionOptions(NamedData, KindOptions):
     """also draw each model with its position information removed"""
 
     def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
-        """Compute the attention on the test image, which is that of the first model."""
+        """Compute the attention on the test image of the first model."""
         if not self.layers:
             raise ValueError("`layers` must be one layer or more, got none.")
         patch = None if self.query in (None, "cls") else _parse_pair(str(self.query), "query", _QUERY)

@@ -74,6 +74,8 @@ def run(options: AuditOptions) -> int:
 
     if options.images is not None:
         find_images(options.images)  # before the model is built
+        if options.labels is not None and not options.labels.is_file():
+            raise FileNotFoundError(f"`labels` must be a file, got {str(options.labels)!r}, which does not exist.")
     elif training.source_kind(options.model) != "run":
         raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
     (opened,) = open_models([options.model], options, "audit")

@@ -39,7 +39,7 @@ class CheckOptions(OfSize, JsonOutput):
     target: Positional[str]
     """MODEL, FILE.py or FILE.py:NAME"""
     patch_size: Rare[tuple[Annotated[Side, "PIXELS"], ...]] = ()
-    """one side, or height and width, of a patch (default: that of the model)"""
+    """one side, or height and width, of a patch (default: the model's)"""
     skip: list[str] = field(default_factory=list)
     """names of checks to leave out"""
 
@@ -64,8 +64,7 @@ def run(options: CheckOptions) -> int:
     for finding in findings:
         options.say(f"  {finding.check:{width}}  {finding.outcome:14}  {finding.detail}")
     options.say(", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "not applicable")))
-    records = [dataclasses.asdict(finding) for finding in findings]
-    options.finish({"target": options.target, "title": title, "findings": records})
+    options.finish({"target": options.target, "title": title, "findings": findings})
     return int("failed" in outcomes)
 
 

@@ -12,9 +12,9 @@ from pydantic import Field
 import graticule
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import choose_device, folder_data, open_models
-from graticule.lab.commands.options import JsonOutput, NamedModels, OfSize, OnDevice, square
+from graticule.lab.commands.options import JsonOutput, NamedModels, OfSize, OnDevice, output_folder, square
 from graticule.registry.fields import Count
-from graticule.system.tables import format_table, plain
+from graticule.system.tables import format_table
 
 
 @dataclass
@@ -45,6 +45,7 @@ class DebiasOptions(OfSize, NamedModels, JsonOutput, OnDevice):
 
 def run(options: DebiasOptions) -> int:
     """Debias a model, and save it."""
+    output_folder(options.output)
     (source,) = open_models([options.model], options, "debias", converted=True)
     size = square(options.img_size, len(source.size)) or source.size
     data = folder_data(dataclasses.replace(source, img_size=size), options.images, 9, count=options.count)
@@ -55,4 +56,4 @@ def run(options: DebiasOptions) -> int:
     certificate = debiased.certificate
     assert certificate is not None
     options.say(certificate.heading, format_table(certificate.summary(), certificate.left))
-    return options.finish(plain(certificate), folder)
+    return options.finish(certificate, folder)

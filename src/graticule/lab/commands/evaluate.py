@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from graticule import analysis, external
 from graticule.lab import figures, training
 from graticule.lab.arguments import Positional, Rare, default_of
-from graticule.lab.commands.opening import (
-    check_labels,
-    check_task_options,
-    choose_device,
-    label_models,
-    open_models,
-    test_data,
-)
+from graticule.lab.commands.opening import check_labels, choose_device, label_models, open_models, test_data
 from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
 from graticule.lab.tasks.options import ImageOptions, Recipe, SegmentationOptions
 from graticule.lab.training.results import Evaluated
@@ -43,18 +36,20 @@ class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, Jso
     probe: Literal["knn", "ridge"] | None = None
     """read classes from the frozen features of any backbone, by neighbors or a linear map"""
     precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
-    """precision of the computation (default: that of the run)"""
+    """precision of the computation (default: the run's)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or runs/NAME)"""
 
+    needs: ClassVar[Mapping[str, str]] = {**NamedData.needs, "mode": "sizes"}
+
 
 def read(arguments: list[str]) -> EvaluateOptions:
-    """Read the options, with those of the evaluations of tasks that a plugin registered."""
+    """Read the options, also of tasks that a plugin registered."""
     return parse(evaluate_options(), "evaluate", arguments)
 
 
 def evaluate_options() -> type[EvaluateOptions]:
-    """Return the options of evaluate, with those of the evaluations of tasks that a plugin registered."""
+    """Return the options of evaluate, also of tasks that a plugin registered."""
     kinds = list(dict.fromkeys(task.evaluation for _, task in sorted(registered("task").items())))
     known = {option.name: option for option in dataclasses.fields(EvaluateOptions)}
     for option in [option for kind in kinds for option in dataclasses.fields(kind)]:
@@ -81,8 +76,13 @@ def run(options: EvaluateOptions) -> int:
                 f"which is of {task.recipe.task}: evaluate them separately."
             )
     kind = training.list_tasks()[name].evaluation
-    check_task_options(name, **_task_options(options))
-    evaluation = kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
+    known = {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+    for option, (value, users) in _task_options(options).items():
+        if option not in known:
+            raise ValueError(
+                f"`{option}` must be left out with the task {name}, got {value}; it is for {' and '.join(users)}."
+            )
+    evaluation = kind(**known)
     folder = output_folder(options.output, opened[0].folder)
     datasets = [test_data(source, options) for source in opened]
     for source, task, data in zip(opened, tasks, datasets, strict=True):  # all errors precede the first example
@@ -115,7 +115,7 @@ def run(options: EvaluateOptions) -> int:
 def _probe(options: EvaluateOptions, opened: Sequence[training.LoadedModel], probe: Literal["knn", "ridge"]) -> int:
     import torch
 
-    for name, value in _task_options(options).items():
+    for name, (value, _) in _task_options(options).items():
         if name != "sizes":
             raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
     if options.precision not in (None, "32-true"):
@@ -142,16 +142,18 @@ def _probe(options: EvaluateOptions, opened: Sequence[training.LoadedModel], pro
     return options.finish(records, write_json(folder / "probe.json", records))
 
 
-def _task_options(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the options of the evaluations of tasks that differ from their defaults."""
-    kinds = {task.evaluation for task in training.list_tasks().values()}
-    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
-    values = {name: getattr(options, name) for name in fields}
-    return {name: value for name, value in values.items() if value != default_of(fields[name])}
+def _task_options(options: EvaluateOptions) -> dict[str, tuple[Any, list[str]]]:
+    """Return the options that differ from their defaults: their values, and the tasks that have them."""
+    changed: dict[str, tuple[Any, list[str]]] = {}
+    for name, task in training.list_tasks().items():
+        for field in dataclasses.fields(task.evaluation):
+            if (value := getattr(options, field.name)) != default_of(field):
+                changed.setdefault(field.name, (value, []))[1].append(name)
+    return changed
 
 
 def _choose_task(opened: training.LoadedModel) -> Any:
-    """Return the task that scores a model: that of its run, or classification for a model by name."""
+    """Return the task of a model's run, or classification for a model by name."""
     if opened.run is not None:
         return opened.run.task()
     if not opened.num_classes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,4 +74,4 @@ def run(options: ExportOptions) -> int:
     for call in exported.compared:
         error = f"differs from PyTorch by {call.error:.1e} of the largest"
         options.say(f"compared   batch {call.batch}, {by(call.size)}: {error}")
-    return options.finish(dataclasses.asdict(exported), output)
+    return options.finish(exported, output)

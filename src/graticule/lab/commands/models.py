@@ -29,7 +29,7 @@ class ModelsOptions(JsonOutput):
         graticule models --matrix
         graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
 
-    Multiply-adds are those of matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
+    Multiply-adds count matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
     for each pair of patches as well, 0.12 G in T, S and B; here they are computed per displacement.
     A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
     Methods and models that --plugin FILE.py registers are included.

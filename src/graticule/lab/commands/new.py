@@ -51,7 +51,10 @@ _TRY = {
 def run(options: NewOptions) -> int:
     """Write a plugin and its test."""
     name, file = options.name, output_folder(options.output, Path()) / f"{options.name}.py"
-    _check_name(options.kind, name)
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(f"`name` must be an identifier, such as my_{options.kind}, got {name!r}.")
+    if any(name in names for names in list_names().values()):
+        raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")
     test = file.with_name(f"test_{name}.py")
     for path in (file, test):
         if path.exists():
@@ -65,18 +68,3 @@ def run(options: NewOptions) -> int:
     print(f"check it: graticule check {file}" if options.kind in _CHECKED else f"test it:  pytest {test}")
     print(f"run it:   graticule {_TRY[options.kind].format(name=name, file=file)}")
     return 0
-
-
-def _check_name(kind: str, name: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
-    known = list_names()
-    titles = {
-        "backbone": ("models", "language models"),
-        "joining": ("joinings",),
-        "dataset": ("data sets", "texts"),
-        "recipe": ("recipes",),
-        "task": ("tasks",),
-    }
-    if any(name in known[title] for title in titles.get(kind, ("encodings",))):
-        raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ def open_models(
             if not others and (value := getattr(options, name)) is not None:
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(value)!r}.")
         if others and options.images is None:
-            folder = f" For the folder of this name, write ./{others[0]}." if Path(others[0]).is_dir() else ""
+            is_folder = Path(others[0]).is_dir() and not is_path(others[0])
+            folder = f" For the folder of this name, write ./{others[0]}." if is_folder else ""
             raise ValueError(
                 f"`images` must be given for {others[0]!r}, which is not the folder of a run: a folder of images, or "
                 f"the name of a data set.{folder}"
@@ -52,7 +53,7 @@ def open_models(
 
 
 def test_data(opened: training.LoadedModel, options: NamedData) -> Any:
-    """Return the test images for a model: those of its run, or those of `options.images`."""
+    """Return the test images of a model's run, or of `options.images`."""
     if opened.run is not None:
         return opened.run.data()
     assert options.images is not None
@@ -64,7 +65,7 @@ def named_data(opened: training.LoadedModel, name: str, root: Path | None = None
     assert opened.images is not None
     if name not in lab_data.list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
-            known_name("images", name, lab_data.list_datasets())
+            known_name("images", name, [*lab_data.list_datasets(), "a folder"])
         return folder_data(opened, Path(name))
     data = lab_data.DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     if data.info.channels != opened.images.channels:
@@ -103,7 +104,8 @@ def check_labels(opened: training.LoadedModel, data: Any, source: str) -> None:
             f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}."
         )
     if not names:
-        print(f"{printable(opened.target)} does not name its classes: those of {source} are in order", file=sys.stderr)
+        words = f"does not name its classes: the classes of {source} are used in order"
+        print(f"{printable(opened.target)} {words}", file=sys.stderr)
 
 
 def label_models(opened: Sequence[training.LoadedModel]) -> list[str]:
@@ -129,21 +131,6 @@ def read_input(path: Path, read: Any) -> Any:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
-
-
-def check_task_options(task: str, **values: Any) -> None:
-    """Check that no option of the evaluation of another task is given."""
-    options = {name: [field.name for field in fields(kind.evaluation)] for name, kind in training.list_tasks().items()}
-    known = options[task]
-    for name, value in values.items():
-        if value and name not in known:
-            others = [other for other, names in options.items() if name in names]
-            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
-            text = " ".join(map(str, value)) if isinstance(value, list) else value
-            raise ValueError(
-                f"`{name}` must be left out with the task {task}, which {has}, got {text}; --{name} is for "
-                f"{' and '.join(others)}."
-            )
 
 
 def choose_device(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ from graticule.lab.arguments import BadArguments, Rare, change, check_effects, r
 from graticule.registry.checks import printable
 from graticule.registry.fields import Side, check_fields
 from graticule.registry.plugins import named_plugins
-from graticule.system.tables import format_table
+from graticule.system.tables import format_table, plain
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class JsonOutput(Options):
     def finish(self, results: object, *written: Path) -> int:
         """Print the results for programs, NaN and infinity as null, and the names of written files; returns 0."""
         if self.json:
-            print(json.dumps(_finite(results), indent=2, allow_nan=False, default=str))
+            print(json.dumps(plain(results), indent=2, allow_nan=False, default=str))
         if written:
             print_written(*written, file=sys.stderr if self.json else None)
         return 0
@@ -72,7 +71,7 @@ class OfSize:
     """The image size of commands that run a model."""
 
     img_size: tuple[Annotated[Side, "PIXELS"], ...] = ()
-    """one side, or height and width, such as 224 320 (default: that of the model)"""
+    """one side, or height and width, such as 224 320 (default: the model's)"""
 
 
 @dataclass(kw_only=True)
@@ -146,8 +145,10 @@ def overridden(recipe: Any, arguments: Sequence[str], command: str) -> Any:
 def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: str) -> T:
     """Parse options of a dataclass with a field `recipe`, whose values in `recipe` are the defaults.
 
-    Overrides must have an effect; the warm-up and the decays of the recipe itself fit `--epochs`.
+    Overrides must have an effect, and take precedence over --quick; the warm-up and the decays of the recipe itself
+    fit `--epochs`.
     """
+    recipe = recipe.quick() if "--quick" in arguments else recipe
     changes = read_changes(kind, command, arguments, recipe=recipe)
     names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
     if epochs := changes.get(("recipe", "epochs")):
@@ -155,10 +156,13 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     values = {path[0]: value for path, value in changes.items() if not path[1:]}
     build: Any = kind
     options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
+    check_fields(options)
+    check_effects(options, values)
     root = options.recipe.data_root
     if root is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
     options.recipe.record_overrides(recipe.overrides | names)
+    options.line = command_line(command, arguments)
     return cast("T", options)
 
 
@@ -169,7 +173,7 @@ def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
         shorter = warmup * epochs // recipe.epochs
         text = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
         print(text, file=sys.stderr)
-        recipe = dataclasses.replace(recipe, warmup_epochs=shorter, warmup_prefix=recipe.warmup_prefix and shorter > 0)
+        recipe = dataclasses.replace(recipe, warmup_epochs=shorter)
     if "decay_epochs" not in names and 0 < epochs <= max(decays, default=0):
         earlier = tuple(sorted({at * epochs // recipe.epochs for at in decays} - {0}))
         before, after = (", ".join(map(str, at)) or "none" for at in (decays, earlier))
@@ -182,7 +186,7 @@ def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:
 def command_line(command: str, arguments: Sequence[str]) -> str:
     """Return the line that repeats a command, including plugins, for the record of its results."""
     plugins = [word for name in named_plugins() for word in ("--plugin", name)]
-    return shlex.join(["graticule", command, *arguments, *plugins])
+    return f"graticule {command} {shlex.join([*arguments, *plugins])}".rstrip()
 
 
 def square(sides: tuple[int, ...], axes: int = 2, name: str = "img_size") -> Any:
@@ -192,7 +196,7 @@ def square(sides: tuple[int, ...], axes: int = 2, name: str = "img_size") -> Any
     return (sides * axes if len(sides) == 1 else sides) or None
 
 
-def output_folder(output: Path | None, default: Path) -> Path:
+def output_folder(output: Path | None, default: Path = Path()) -> Path:
     """Return the output folder of a command."""
     if output is not None and output.exists() and not output.is_dir():
         raise ValueError(f"`output` must be a folder, got {str(output)!r}, which is not.")
@@ -213,12 +217,3 @@ def _number_of(cell: str) -> float | str | None:
         with contextlib.suppress(ValueError):
             return kind(cell)
     return cell
-
-
-def _finite(values: object) -> object:
-    """Return values for JSON, with None for numbers that are not finite."""
-    if isinstance(values, dict):
-        return {str(key): _finite(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -34,8 +34,8 @@ class PredictOptions(Figures, JsonOutput, OnDevice, OfCheckpoint):
     """run folder"""
     images: Positional[list[Path]]
     """files of images"""
-    threshold: Share = 0.5
-    """detections with a lower score are not drawn; JSON has all"""
+    threshold: Share | None = None
+    """for detectors: boxes with a lower score are not drawn; JSON has all (default: 0.5)"""
     output: Path | None = None
     """folder for figures and JSON (default: predictions in the run folder)"""
 
@@ -46,7 +46,8 @@ def run(options: PredictOptions) -> int:
 
     run = training.Run.open(options.run)
     if missing := [path for path in options.images if not path.is_file()]:
-        raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
+        problem = f"is a folder; give {missing[0]}/*" if missing[0].is_dir() else "does not exist"
+        raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which {problem}.")
     stems = [path.stem for path in options.images]
     if twice := [path for path in options.images if stems.count(path.stem) > 1]:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
@@ -63,7 +64,9 @@ def run(options: PredictOptions) -> int:
             prediction = task.predict(model, data.plain(image), number, described)
         for name, values in prediction.entries.items():
             entries.setdefault(name, []).extend(values)
-        likely = above(prediction, options.threshold)
+        if prediction.boxes is None and options.threshold is not None:
+            raise ValueError(f"`threshold` must be left out for a model without boxes, got {options.threshold}.")
+        likely = above(prediction, 0.5 if options.threshold is None else options.threshold)
         written.append(
             figures.save_figure(draw_prediction(likely, printable(path.name)), folder / f"{path.stem}.{options.format}")
         )

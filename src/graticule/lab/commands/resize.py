@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import graticule
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import open_models
-from graticule.lab.commands.options import JsonOutput, NamedModels, square
+from graticule.lab.commands.options import JsonOutput, NamedModels, output_folder, square
 from graticule.registry.fields import Side
 
 
@@ -31,11 +31,12 @@ class ResizeOptions(NamedModels, JsonOutput):
     output: Path
     """folder to write to"""
     resampler: Rare[str | None] = None
-    """resampler of tables, such as bilinear or bicubic (default: that of each encoding)"""
+    """resampler of tables, such as bilinear or bicubic (default: each encoding's own)"""
 
 
 def run(options: ResizeOptions) -> int:
     """Resize a model, and save it."""
+    output_folder(options.output)
     (source,) = open_models([options.model], options, "resize", "images*", converted=True)
     model: Any = graticule.resize(source.model, square(options.size, len(source.size), "size"), options.resampler)
     folder = graticule.save_pretrained(model, options.output, preprocessing=source.preprocessing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
@@ -60,47 +60,33 @@ def run(options: RunsOptions) -> int:
     return 0
 
 
-def _values(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return the first values of the recipes, and all that differ: name -> one per run, `-` if a run has none."""
-    recipes = [flat_values(summary.recipe) for summary in summaries]
-    keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
-    columns = {key: [_value(recipe, key) for recipe in recipes] for key in keys}
-    read = [bool(recipe) for recipe in recipes]
-    return {
-        key: column
-        for key, column in columns.items()
-        if key in _FIRST or len({value for value, known in zip(column, read, strict=True) if known}) > 1
-    }
-
-
-def _value(recipe: Mapping[str, str], key: str) -> str:
-    """Return a value of a recipe as text; `own` for the default encoding of the model."""
-    value = recipe.get(key, "-")
-    return "own" if (key, value) == ("encoding", "None") else value
-
-
 def _show(runs: Sequence[tuple[str, RunSummary]], options: RunsOptions) -> None:
-    values = _values([summary for _, summary in runs])
-    shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(runs) > 1}
-    others = [key for key in values if key not in shared and key not in _FIRST]
-    left_out = [key for key in others if "-" in values[key]]
-    left_out += [key for key in others if key not in left_out][_OTHERS:]
-    keys = [key for key in values if key not in shared and key not in left_out]
+    """Print a row per run, with a column for each value in which the recipes differ, up to `_OTHERS`."""
+    recipes = [flat_values(summary.recipe) for _, summary in runs]
+    keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
+    columns = {key: [recipe.get(key, "-") for recipe in recipes] for key in keys}
+    columns["encoding"] = ["own" if value == "None" else value for value in columns["encoding"]]
+    shared = {key: columns[key][0] for key in _FIRST if len(set(columns[key])) == 1 and len(runs) > 1}
+    readable = [at for at, recipe in enumerate(recipes) if recipe]
+    differing = [key for key, column in columns.items() if len({column[at] for at in readable}) > 1]
+    others = [key for key in differing if key not in _FIRST]
+    complete = [key for key in others if "-" not in columns[key]][:_OTHERS]
     metrics = {summary.metric for _, summary in runs if summary.metric is not None}
     mixed = len(metrics) != 1
     best = "best" if mixed else f"best {metrics.pop().title}"
+    shown = [*(key for key in _FIRST if key not in shared), *complete]
     rows = [
-        [name, summary.state, *(values[key][at] for key in keys), *_results(summary, mixed)]
+        [name, summary.state, *(columns[key][at] for key in shown), *_results(summary, mixed)]
         for at, (name, summary) in enumerate(runs)
     ]
-    options.print_table(["run", "state", *keys, "epoch", best, "last", "time", "changed"], *rows)
+    options.print_table(["run", "state", *shown, "epoch", best, "last", "time", "changed"], *rows)
     if shared:
         options.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
-    if left_out:
+    if left_out := [key for key in others if key not in complete]:
         options.say(f"other values differ or are not in all recipes, as --json lists: {', '.join(left_out)}")
-    counts = Counter(summary.state for _, summary in runs)
-    states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    options.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {states}")
+    states = Counter(summary.state for _, summary in runs)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    options.say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {counts}")
 
 
 def _rank(summary: RunSummary) -> tuple[str, float, int]:

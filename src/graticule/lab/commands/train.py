@@ -34,10 +34,9 @@ of yours with a function recipe(). --plugin FILE ... loads your Python files,
 which register encodings, recipes, ...
 
 On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits
-with 75 (or the value of the environment variable GRATICULE_REQUEUE_CODE), for
-the scheduler to queue it again; with --output and --auto-resume the same
-command then resumes it. Several machines: the same command on each, by torchrun
-or SLURM.
+with 75, for the scheduler to queue it again; with --output and --auto-resume
+the same command then resumes it. Several machines: the same command on each, by
+torchrun or SLURM.
 """
 
 
@@ -131,18 +130,10 @@ def _start(arguments: list[str]) -> TrainOptions:
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
     name, loaded = arguments[0], load_recipe(arguments[0])
-    if "--quick" in arguments:  # before the overrides, which take precedence
-        loaded = loaded.quick()
     about = {"__doc__": describe_recipe(name) or TrainOptions.__doc__}  # for the help
     options: TrainOptions = parse_recipe(
         type("TrainOptions", (TrainOptions,), about), loaded, arguments[1:], f"train {name}"
     )
-    if name not in list_recipes() and RunFolder(Path(name)).recipe_file.is_file():
-        from graticule.lab.training.run import Run
-
-        if changed := Run.open(name).changed_surroundings():
-            texts = printable(f"those of {name}: {', '.join(changed)}")
-            print(f"graticule: warning: the weights may differ from {texts}.", file=sys.stderr)
     return with_folder(options, Path(name).stem)
 
 

@@ -29,7 +29,6 @@ from .sets.texts import load_text as load_text
 from .text_module import PADDING as PADDING
 from .text_module import ByteTokenizer as ByteTokenizer
 from .text_module import EvaluationWindows as EvaluationWindows
-from .text_module import TextInfo as TextInfo
 from .text_module import TextModule as TextModule
 from .text_module import TextWindows as TextWindows
 from .transforms import CanvasImages as CanvasImages

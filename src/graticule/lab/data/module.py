@@ -13,6 +13,7 @@ import torch
 from timm.data.mixup import Mixup
 
 from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.device_transforms import AugmentedImages, augments_on_device
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, Loading, balanced_subset, class_share
@@ -107,8 +108,7 @@ class DataModule(ImageData):
         seed: seed of order and augmentation.
         augmentation: the augmentation of training images.
         val_split: hold this share of the training images of each class out as the test images, the same with any seed.
-        train_share: use only this share of the training images of each class, chosen by `share_seed`, which is separate
-            from `seed`, so that runs with several seeds see the same images.
+        train_share: use only this share of the training images of each class, the same with any seed.
         limit_train, limit_test: use only this many images, balanced over the classes.
         drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
         repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
@@ -126,7 +126,6 @@ class DataModule(ImageData):
     augmentation: Augmentation = field(default_factory=Augmentation)
     val_split: float | None = None
     train_share: float | None = None
-    share_seed: int = 0
     limit_train: int | None = None
     limit_test: int | None = None
     drop_last: bool = False
@@ -159,7 +158,7 @@ class DataModule(ImageData):
                 rows = self._split_rows(labels, self.val_split)[split]
                 self.images[split].skip_broken = split == "train"
             if split == "train" and self.train_share is not None:
-                rows = rows[class_share(labels[rows], self.train_share, self.share_seed)]
+                rows = rows[class_share(labels[rows], self.train_share)]
             self.rows[split] = rows if limit is None else rows[balanced_subset(labels[rows], limit)]
         self.check_classes(*infos)
         if (count := len(self.rows["train"])) < self.batch_size and self.drop_last:
@@ -170,7 +169,7 @@ class DataModule(ImageData):
 
     def _split_rows(self, labels: np.ndarray, share: float) -> dict[Split, np.ndarray]:
         """Return the training images that stay, and those that are held out."""
-        held_out = class_share(labels, share, 0)
+        held_out = class_share(labels, share)
         rows = np.setdiff1d(np.arange(len(labels)), held_out)
         if len(np.unique(labels[rows])) < len(np.unique(labels)):
             raise ValueError(f"`val_split` must leave every class an image to train on, got {share}.")
@@ -211,6 +210,10 @@ class DataModule(ImageData):
             if shifts_only(self.augmentation):
                 tensors = self._tensors("train", size)
                 return ShiftedImages(*tensors, self.augmentation, self.seed).to(self.device)
+            if self.device.type == "cuda" and self.repeats == 1 and augments_on_device(self.info, self.augmentation):
+                pixels, labels, _ = self._tensors("train", self.info.size or size)
+                images = AugmentedImages(pixels, labels, self.info, size, self.augmentation, self.seed)
+                return images.to(self.device)  # on the CPU, Pillow is faster
         transform = training_transform(self.info, size, self.augmentation)
         return ImageExamples(self.images["train"], self.rows["train"], transform, self.seed)
 

@@ -278,17 +278,15 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
     return sorted(np.lexsort((labels, rank))[:count].tolist())
 
 
-def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> list[int]:
-    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in increasing order.
+def class_share(labels: Sequence[int] | np.ndarray, share: float) -> list[int]:
+    """Return the indices of a random `share` of every class's images, at least one each, in increasing order.
 
-    A class of n images gives n times `share`, rounded. The choice depends on labels, share and seed alone, with any
-    version of NumPy, since its `RandomState` is frozen.
+    A class of n images gives n times `share`, rounded. The choice depends on labels and share alone, with any version
+    of NumPy, since its `RandomState` is frozen.
     """
     if not 0 < share <= 1:
         raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")
-    if seed < 0:
-        raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
-    generator = np.random.RandomState(seed)
+    generator = np.random.RandomState(0)
     chosen: list[int] = []
     for of_class in indices_by_class(np.asarray(labels)):
         count = max(int(len(of_class) * share + 0.5), 1)

@@ -118,24 +118,6 @@ class EvaluationWindows(Batches):
         return self._inputs[batch.indices], self._targets[batch.indices]
 
 
-@dataclass(frozen=True)
-class TextInfo:
-    """The facts of a text that a language model and its task need.
-
-    `end` is the token that ends a document, `vocabulary` the fingerprint of the tokens.
-    """
-
-    name: str
-    vocab_size: int
-    end: int
-    vocabulary: str
-
-    @property
-    def num_classes(self) -> int:
-        """Return the number of classes of the head: the tokens."""
-        return self.vocab_size
-
-
 @dataclass(eq=False, repr=False)
 class TextModule(Loading):
     """The batches of a text for training and evaluation.
@@ -172,7 +154,6 @@ class TextModule(Loading):
         for split, documents in load_text(self.dataset, self.root).items():
             limit = {"train": self.limit_train, "test": self.limit_test}[split]
             self._tokens[split] = self.tokenizer.stream(documents)[: limit and limit * self.context]
-        self.info = TextInfo(self.dataset, self.tokenizer.vocab_size, self.tokenizer.end, self.tokenizer.fingerprint)
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     @property

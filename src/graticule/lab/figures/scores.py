@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.lab.figures.style import DOTTED, PALETTE, add_legend, check_lines, decorate, draw_line, new_axes
+from graticule.lab.figures.style import DOTTED, PALETTE, add_legend, check_lines, draw_line, new_axes
 from graticule.lab.training.results import Metric
 from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
@@ -38,7 +37,7 @@ def curves(
 def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)") -> Figure:
     """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
 
-    Square sizes are joined by lines. Other sizes are in a separate panel, as points without lines.
+    Squares are joined by lines. If other sizes are among them, all are points in the order of their areas.
 
     Args:
         scores: label -> (height, width) in pixels -> values over seeds.
@@ -51,41 +50,23 @@ def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
     trained = (trained_at, trained_at) if isinstance(trained_at, int) else tuple(trained_at)
     sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
-    squares = {size: float(size[0]) for size in sizes if len(set(size)) == 1}
-    others = {size: float(place) for place, size in enumerate(size for size in sizes if size not in squares)}
+    squares = all(len(set(size)) == 1 for size in sizes)
+    places = {size: float(size[0] if squares else place) for place, size in enumerate(sizes)}
     figure, ax = new_axes("size of the test images (pixels)", ylabel)
-    if others and squares:
-        wide, high = figure.get_size_inches()
-        figure.set_size_inches(wide + 0.6 + 0.5 * len(others), high)
-        figure.delaxes(ax)
-        ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(wide, 0.6 + 0.5 * len(others)))
-        for panel, name in ((ax, "squares: side (pixels)"), (beside, "other sizes")):
-            panel.set_xlabel(name)
-            decorate(panel)
-        ax.set_ylabel(ylabel)
-        _draw_sizes(beside, scores, others, trained)
-        beside.set_xlim(-0.6, len(others) - 0.4)
-    _draw_sizes(ax, scores, squares or others, trained)
-    return add_legend(figure, ax)
-
-
-def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size) -> None:
-    """Draw the scores of some sizes at `places` on the axis, with lines if all are squares."""
-    squares = all(len(set(size)) == 1 for size in places)
     _draw(ax, scores, places, **({} if squares else {"linestyle": "none"}))
     names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
     _ticks(ax, list(places.values()), names, not squares)
-    if trained in places:
-        ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
-        ax.annotate(
-            "trained at",
-            (places[trained], 0),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, 4),
-            fontsize=8,
-            textcoords="offset points",
-            color="#444444",
-        )
+    ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
+    ax.annotate(
+        "trained at",
+        (places[trained], 0),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, 4),
+        fontsize=8,
+        textcoords="offset points",
+        color="#444444",
+    )
+    return add_legend(figure, ax)
 
 
 def _side(size: Size) -> float:
@@ -160,7 +141,7 @@ def convergence_plot(
 ) -> Figure:
     """Draw a metric against the epoch of training, one line per run, or a mean with a band.
 
-    A line has a gap where its value is not finite; a point between two gaps is a dot.
+    A line has a gap where its value is not finite.
 
     Reference: LaPE (Yu et al., 2023), Figure 5; CPVT (Chu et al., 2023), Figure 4.
 
@@ -173,29 +154,11 @@ def convergence_plot(
         raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
     if empty := [label for label, points in lines.items() if not points]:
         raise ValueError(f"`lines` must have at least one point each, got none for {empty[0]!r}.")
-    # matplotlib leaves out labels that begin with _, and reads $ as mathematics: so the labels are set at the end
-    labels = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
-    figure = curves(
-        {stand: [_finite(point) for point in lines[label]] for stand, label in labels.items()},
-        "epoch",
-        axis_label(metric),
-        title,
-    )
-    ax = figure.axes[0]
-    for label_of_ax in (ax.title, ax.yaxis.label):
-        label_of_ax.set_parse_math(False)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    drawn = {label: [_finite(point) for point in points] for label, points in lines.items()}
+    figure = curves(drawn, "epoch", axis_label(metric), title)
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if len(lines) == 1:  # a title says what it is
         figure.legends[0].set_visible(False)
-    for line, label, text in zip(list(ax.lines), lines, figure.legends[0].get_texts(), strict=True):
-        line.set_label(label)
-        text.set_text(label)
-        text.set_parse_math(False)
-        x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
-        known = np.pad(np.isfinite(y), 1)
-        alone = known[1:-1] & ~known[:-2] & ~known[2:]
-        if alone.any() and line.get_marker() in (None, "None", ""):
-            ax.plot(x[alone], y[alone], ".", color=line.get_color(), markersize=5)
     return figure
 
 

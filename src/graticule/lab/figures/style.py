@@ -131,6 +131,7 @@ def draw_line(
         style: changes of the style.
     """
     style = {**line_style(index), **style}
+    label = f" {label}" if label.startswith("_") else label  # which matplotlib leaves out of a legend
     if errors is not None and not band:
         ax.errorbar(x, values, np.asarray(errors), label=label, capsize=3, **style)
         return

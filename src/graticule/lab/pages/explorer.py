@@ -239,7 +239,7 @@ def _plot(name: str, is_image: bool) -> Any:
             ticker=BasicTicker(desired_num_ticks=4),
             formatter=NumeralTickFormatter(format="0.[00000]"),
             height=8,
-            padding=4,
+            padding=8,  # room for half of the first label
             background_fill_color=None,
         )
         plot.add_layout(bar, "below")

@@ -113,7 +113,7 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, 
     """
     first = next(iter(runs.values()))[0]
     metric = first.recipe().metric
-    report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"judged by {metric.title}")
+    report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"Score: {metric.title}")
     for sentence in answers or ([results.answer()] if results is not None and results.answer() else ()):
         report.note(sentence)
     if results is None:

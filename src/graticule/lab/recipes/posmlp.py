@@ -23,8 +23,7 @@ docs/papers.md has the remaining differences.
 
 gMLP: the paper gives 1e-3 at a batch of 120 on each of four or eight GPUs, and no rule between the two; a batch of 960
 is used, with that rate. Stochastic depth and the decay of the moving average are not given: gMLP's 0.05 (Liu et al.,
-2021, Table 1) and DeiT's 0.99996 are used. The paper does not say which half of the images it uses: `share_seed`
-chooses one.
+2021, Table 1) and DeiT's 0.99996 are used. The paper does not say which half of the images it uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small models that learn in minutes: digits, Fashion-MNIST, the gym, text, composed scenes, CamVid, images of COCO.
+"""Small models that learn in minutes: digits, Fashion-MNIST, the gym, text, composed scenes, CamVid.
 
 Reproduces: nothing; most follow a table of a paper on a small scale, as noted beside each.
 Command: graticule train digits_quick
@@ -15,10 +15,8 @@ Command: graticule train digits_quick
     graticule train gym --encoding rope; graticule train gym --dataset gym_neighbors (docs/compare.md has the ten tasks)
     graticule train pydoc_quick
     graticule train scenes_detection; graticule train scenes_mask_rcnn; graticule train scenes_segmentation;
-    graticule train scenes_sides; then graticule evaluate RUN --sizes 72 96 128 and graticule predict RUN. Without
-    position: --encoding none.
+    then graticule evaluate RUN --sizes 72 96 128 and graticule predict RUN. Without position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
-    graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
 Cost: on one core, digits_quick and digits_posmlp two minutes, digits_cpvt three, pydoc_quick nine (2026-11-28),
     digits_small half a minute, gym 20 seconds, digits_gmlp 90, digits_compact 30 to 120, digits_distilled 60;
     on 2 cores, digits_sizes about a minute, fashion_mnist 150 s per epoch (2026-11-21). Dense models:
@@ -203,18 +201,11 @@ def pydoc() -> graticule.TextRecipe:
     hardest=0.2,
     epochs=10,
 )
-@graticule.register_recipe(
-    "scenes_sides",  # Segmenter's linear decoder sees one patch at a time, without position from padding
-    "A small ViT classifies digits by their half of a scene, which it cannot without position.",
-    dataset="scenes_sides",
-    decoder="segmenter_linear",
-    epochs=4,
-)
-def scenes(kind: str = "SegmentationRecipe", dataset: str = "scenes", **values: Any) -> Any:
+def scenes(kind: str = "SegmentationRecipe", **values: Any) -> Any:
     """Train a ViT on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
     return getattr(graticule, kind)(
         model="vit_nano_patch4_28",
-        dataset=dataset,
+        dataset="scenes",
         patch_size=8,
         img_size=(96, 96),
         fit=(96, 96),
@@ -263,33 +254,4 @@ def camvid(**values: Any) -> graticule.SegmentationRecipe:
         weight_decay=0.05,
         clip_grad=1.0,
         **values,
-    )
-
-
-@graticule.register_recipe("coco_overfit", "A small ViT with FCOS memorizes 20 training images of COCO.")
-def coco_overfit() -> graticule.DetectionRecipe:
-    """Train and evaluate on the same images, at most 128 x 176, in patches of 8.
-
-    The finest map has a cell every two pixels: FCOS learns an object at cells whose point lies in its box, and at this
-    size the boxes of COCO's small objects are a few pixels wide.
-    """
-    return graticule.DetectionRecipe(
-        model="vit_nano_patch4_28",
-        patch_size=8,
-        neck="simple_pyramid(channels=64, first=0)",
-        head="fcos(convs=2)",
-        dataset="coco_train",
-        data_root=Path("data/coco"),
-        limit_train=20,
-        limit_test=20,
-        img_size=(128, 176),
-        fit=(128, 176),
-        batch_size=1,
-        eval_batch_size=1,
-        epochs=100,
-        lr=1e-3,
-        min_lr=1e-5,
-        warmup_steps=100,
-        weight_decay=0.0,
-        clip_grad=1.0,
     )

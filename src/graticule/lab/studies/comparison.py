@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from pandas import DataFrame
 
+from graticule.lab.data.transforms import Mode
 from graticule.lab.studies.execution import train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
-from graticule.lab.studies.results import TRAINED, UNPLACED, Results, place, supported_decimals
-from graticule.lab.tasks.parts.image_scores import Mode, evaluate
+from graticule.lab.studies.results import TRAINED, Results, place
+from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.recipe import RUNTIME_FIELDS, TrainingRecipe
 from graticule.lab.training.run import Run, surroundings
 from graticule.lab.training.task import recipe_plugins
@@ -65,11 +66,10 @@ def compare(
     first = next(iter(choices.values()))
     if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
         raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
-    parameters, examples = check_choices(runs, sizes=sizes, modes=(mode,))
+    parameters = check_choices(runs, sizes=sizes)
     train_runs(runs, executor, progress=progress)
     rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,))]
-    decimals = supported_decimals(first.metric, examples, len(seeds))
-    results = Results(choices, DataFrame(rows), folder, decimals, sizes, mode)
+    results = Results(choices, DataFrame(rows), folder, sizes, mode)
     results.write(folder)
     values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in choices.items()}
     common = {k: v for k, v in values[next(iter(values))].items() if all(of.get(k) == v for of in values.values())}
@@ -137,13 +137,10 @@ def _at_conditions(
     device = "cuda" if gpu else "cpu"
     model = with_precision(run.model(data, "last"), run.recipe().precision, device)
     for mode in modes:
-        fitting = [(h, w) for h, w in sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
-        for score in evaluate(model, data, fitting, device=device, mode=mode, measure_cost=False, progress=False):
+        for score in evaluate(model, data, sizes, device=device, mode=mode, measure_cost=False, progress=False):
             at = place(mode, score.size)
             yield "top1", at, score.top1
             yield "loss", at, round(score.loss, 5)
-            if score.placed is False:
-                yield UNPLACED, at, 1.0
 
 
 def recipe_hash(recipe: TrainingRecipe) -> str:

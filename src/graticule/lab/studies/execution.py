@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from multiprocessing import active_children, connection, get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning_fabric  # noqa: F401 - adds handlers, whose streams are replaced
 import torch
 
-from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
+from graticule.lab.studies.plan import PlannedRun
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.loop import train
 from graticule.lab.training.run_folder import Interrupted
@@ -26,45 +26,12 @@ from graticule.registry.checks import install
 from graticule.registry.plugins import load_plugin, loaded_plugins
 from graticule.system.allocator import keep_freed_memory
 
-Job = TypeVar("Job")
-
-
 #: File in the folder of a run with the output of its process.
 OUTPUT = "output.txt"
-#: Seconds between two checks for finished jobs.
-_POLL = 0.2
 #: Seconds to wait for a scheduler, and the number of times that it calls a failed job again.
 _TIMEOUT, _RETRIES = 10, 3
 #: Exceptions of a job itself; others mean that its process died, and depend on the executor.
 _OWN = (ValueError, TypeError, FileNotFoundError, ImportError)
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    call: Callable[[Job], tuple[Any, ...]],
-    executor: Executor | None = None,
-    waiting: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[Job, Any]]:
-    """Yield each job with its result, or with its exception, as it ends.
-
-    Args:
-        jobs: what is computed.
-        call: job -> a function and its arguments.
-        executor: computes them; without one they are computed here, in order, and an exception is raised.
-        waiting: called between two checks for ended jobs.
-    """
-    if executor is None:
-        for job in jobs:
-            function, *arguments = call(job)
-            yield job, function(*arguments)
-        return
-    pending = {executor.submit(*call(job)): job for job in jobs}
-    while pending:
-        done, _ = wait(pending, timeout=_POLL, return_when=FIRST_COMPLETED)
-        for future in [future for future in pending if future in done]:
-            error = future.exception()
-            yield pending.pop(future), future.result() if error is None else error
-        waiting()
 
 
 def train_runs(
@@ -86,46 +53,33 @@ def train_runs(
         RuntimeError: if runs failed in an executor, with their names, after all others are finished.
         Interrupted: if the user stopped it.
     """
-    plugins = loaded_plugins()
-    failures: list[str] = []
     left = [run for run in runs if not run.run.finished]
-
-    def call(planned: PlannedRun) -> tuple[Any, ...]:
-        if executor is None:
-            return _train_here, planned, runs, progress
-        return train_job, planned.recipe.to_dict(), str(planned.folder.resolve()), plugins
-
-    shows = progress and executor is not None
-    total = sum(run.epochs for run in runs)
-    with progress_bar(total=total, unit="epoch", wanted=shows, initial=sum(map(_epochs_done, runs))) as bar:
-
-        def show() -> None:
-            bar.update(sum(map(_epochs_done, runs)) - bar.n)
-            bar.set_postfix_str(f"{sum(run.run.finished for run in runs)} of {len(runs)} runs", refresh=False)
-
-        try:
-            for planned, result in run_jobs(left, call, executor, show):
-                if isinstance(result, BaseException):
-                    kind = "" if isinstance(result, _OWN) else f"{type(result).__name__}: "
-                    failures.append(f"{planned.folder}: {kind}{result}")
+    done, total = len(runs) - len(left), len(runs)
+    if executor is None:
+        for number, planned in enumerate(left, done + 1):
+            if progress:
+                name = f"{planned.choice}, seed {planned.recipe.seed} -> {planned.folder}"
+                print(f"run {number} of {total}: {name}", file=sys.stderr, flush=True)
+            train(planned.recipe, planned.folder, resume=True, progress=progress)
+            ended(planned)
+        return
+    failures, plugins = [], loaded_plugins()
+    futures = {
+        executor.submit(train_job, run.recipe.to_dict(), str(run.folder.resolve()), plugins): run for run in left
+    }
+    try:
+        with progress_bar(total=total, unit="run", wanted=progress, initial=done) as bar:
+            for future in as_completed(futures):
+                if (error := future.exception()) is None:
+                    ended(futures[future])
                 else:
-                    ended(planned)
-        except KeyboardInterrupt:
-            if executor is None:
-                raise
-            raise Interrupted(str(runs[0].folder.parent)) from None
+                    kind = "" if isinstance(error, _OWN) else f"{type(error).__name__}: "
+                    failures.append(f"{futures[future].folder}: {kind}{error}")
+                bar.update()
+    except KeyboardInterrupt:
+        raise Interrupted(str(runs[0].folder.parent)) from None
     if failures:
-        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(failures))
-
-
-def _train_here(planned: PlannedRun, runs: Sequence[PlannedRun], progress: bool) -> None:
-    """Train a run in this process, after a line about it and the time that all of them need."""
-    if progress:
-        count, times = sum(run.run.finished for run in runs), [left for left in seconds_left(runs) if left != 0]
-        left = "" if None in times else f", about {format_seconds(sum(filter(None, times)))} left"
-        run_text = f"{planned.choice}, seed {planned.recipe.seed} -> {planned.folder}"
-        print(f"run {count + 1} of {len(runs)}{left}: {run_text}", file=sys.stderr, flush=True)
-    train(planned.recipe, planned.folder, resume=True, progress=progress)
+        raise RuntimeError("runs failed; the same command resumes them:\n" + "\n".join(sorted(failures)))
 
 
 def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> None:
@@ -180,7 +134,7 @@ def executor_of(on: str) -> Iterator[Executor | None]:
                 while alive := active_children():
                     for process in alive:
                         process.terminate()
-                    connection.wait([process.sentinel for process in alive], timeout=_POLL)
+                    connection.wait([process.sentinel for process in alive], timeout=0.2)
                 raise
 
 
@@ -205,11 +159,3 @@ def _dask(address: str) -> Iterator[Executor]:
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _epochs_done(planned: PlannedRun) -> int:
-    """Return the number of finished epochs of a run, from its history."""
-    try:
-        return max(0, planned.run.metrics_file.read_text(encoding="utf-8").count("\n") - 1)
-    except OSError:
-        return 0

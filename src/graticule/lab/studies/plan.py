@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
-from graticule.lab.studies.runs import read_metrics
-from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes
+from graticule.lab.tasks.parts.image_scores import check_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
@@ -32,18 +29,6 @@ class PlannedRun:
     def run(self) -> RunFolder:
         """Return its folder with the names of its files."""
         return RunFolder(self.folder)
-
-    @property
-    def epochs(self) -> int:
-        """Return the number of epochs of its recipe."""
-        return self.recipe.epochs + self.recipe.cooldown_epochs
-
-    def epoch_seconds(self) -> list[float]:
-        """Return the wall time of every finished epoch."""
-        try:
-            return [value for value in read_metrics(self.run.metrics_file).get("seconds", []) if math.isfinite(value)]
-        except (OSError, ValueError):  # no epoch yet, or a damaged file, which training will report
-            return []
 
 
 def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
@@ -72,47 +57,28 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
     ]
 
 
-def seconds_left(runs: Sequence[PlannedRun]) -> list[float | None]:
-    """Estimate the wall time that is left of each run of a plan; None without a finished epoch."""
-    measured = [run.epoch_seconds() for run in runs]
-    of_choices: dict[str, list[float]] = {}
-    for run, seconds in zip(runs, measured, strict=True):
-        of_choices.setdefault(run.choice, []).extend(seconds)
-    paces = {choice: fmean(seconds) for choice, seconds in of_choices.items() if seconds}
-    left = []
-    for run, seconds in zip(runs, measured, strict=True):
-        pace = fmean(seconds) if seconds else paces.get(run.choice, fmean(paces.values()) if paces else None)
-        estimate = None if pace is None else pace * (run.epochs - len(seconds))
-        left.append(0.0 if run.run.finished else estimate)
-    return left
-
-
 def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
-    """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum."""
-    rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state", "time left")]
-    times = seconds_left(runs)
-    for run, left in zip(runs, times, strict=True):
-        state = "finished" if run.run.finished else f"epoch {len(run.epoch_seconds())} of {run.epochs}"
-        time = "unknown" if left is None else format_seconds(left)
-        rows.append((run.choice, str(run.recipe.seed), str(run.folder), state, time))
-    total = "unknown" if None in times else format_seconds(sum(filter(None, times)))
-    return [*rows, ("all", "", "", f"{sum(left == 0 for left in times)} of {len(runs)} finished", total)]
+    """Return a header, and one row per run with its state."""
+    rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state")]
+    for run in runs:
+        state = "finished" if run.run.finished else "started" if run.run.recipe_file.exists() else "new"
+        rows.append((run.choice, str(run.recipe.seed), str(run.folder), state))
+    return rows
 
 
 def check_choices(
     runs: Sequence[PlannedRun],
     *,
     sizes: Sequence[tuple[int, int]] = (),
-    modes: Sequence[Mode] = ("zoom",),
     inspect: Callable[[str, Any, int], object] = lambda name, model, images: None,
-) -> tuple[dict[str, int], int | None]:
+) -> dict[str, int]:
     """Check that choices can be built and take the sizes, and that existing runs have this recipe and data.
 
     `inspect` is called with the name of each choice, its untrained model and its images per epoch.
 
-    Returns the parameters of every choice, and the number of test examples: None if these differ or are not known.
+    Returns the parameters of every choice.
     """
-    parameters, examples, data_of = {}, set(), {}
+    parameters, data_of = {}, {}
     for name, recipe in {planned.choice: planned.recipe for planned in runs}.items():
         task = task_of(recipe)
         data = data_of[name] = task.build_data()
@@ -124,14 +90,11 @@ def check_choices(
         inspect(name, model, order.examples)
         parameters[name] = sum(parameter.numel() for parameter in model.parameters())
         check_sizes(model, sizes)
-        for size in sizes if tuple(modes) == ("crop",) else ():
-            check_crop(size, data.size)
-        examples.add(getattr(data, "num_test", None))
     for planned in runs:
         run = Run(planned.folder)
         run.check_use(planned.recipe, resume=True)
         run.check_data(data_of[planned.choice])
-    return parameters, examples.pop() if len(examples) == 1 else None
+    return parameters
 
 
 def _folder_name(choice: str) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from graticule.lab.data.transforms import Mode
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import LEAST, LEVEL, conclusion, format_p, paired, spread
 from graticule.lab.studies.tables import Rows, markdown, size_text
-from graticule.lab.tasks.parts.image_scores import Mode
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.system.files import write_text
@@ -24,8 +24,6 @@ from graticule.system.tables import PrintedTable
 
 #: Condition of the score of the last epoch of training.
 TRAINED = "trained"
-#: A row that is no score: a crop had the position of a whole image.
-UNPLACED = "unplaced"
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
@@ -41,14 +39,12 @@ class Results(PrintedTable):
     rows: a row per score: choice, seed, metric, at (the condition of its measurement), value, parameters, seconds,
         recipe and data (a hash), date, versions, machine.
     folder: of the runs.
-    decimals: of means and differences.
     sizes, mode: of the conditions.
     """
 
     choices: Mapping[str, Any]
     rows: DataFrame
     folder: Path
-    decimals: int = 2
     sizes: Sequence[tuple[int, int]] = ()
     mode: Mode = "zoom"
 
@@ -102,7 +98,7 @@ class Results(PrintedTable):
         for name, scores in self.scores().items():
             difference, low, high, _, adjusted, finding = tests.get(name, ("", "", "", "", "", ""))
             cells = (f"{difference} [{low}, {high}]", adjusted) if low not in ("", "-") else ("", "")
-            rows.append((name, str(len(scores)), spread(scores, self.decimals), *cells, finding))
+            rows.append((name, str(len(scores)), spread(scores, self.metric.decimals), *cells, finding))
         return rows
 
     def findings(self, tests: DataFrame) -> Rows:
@@ -118,7 +114,7 @@ class Results(PrintedTable):
         """Yield the columns of `paired` as text, and the conclusion; a dash for what is not finite."""
         count = tests.p.count()
         for choice, at, seeds, *numbers, p, adjusted in tests.itertuples(index=False, name=None):
-            texts = [f"{value:+.{self.decimals}f}" if math.isfinite(value) else "-" for value in numbers]
+            texts = [f"{value:+.{self.metric.decimals}f}" if math.isfinite(value) else "-" for value in numbers]
             finding = conclusion(seeds, numbers[0], p, adjusted, count)
             yield choice, at, str(seeds), *texts, format_p(p), format_p(adjusted), finding
 
@@ -144,8 +140,6 @@ class Results(PrintedTable):
                 "The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the result "
                 "is inconclusive."
             )
-        if marked := [*self.rows[self.rows.metric == UNPLACED].choice.unique()]:
-            notes.append(f"With the position of a whole image, since they cannot encode a crop: {', '.join(marked)}.")
         return notes
 
     def provenance(self) -> str:
@@ -154,7 +148,7 @@ class Results(PrintedTable):
 
     def tables(self) -> dict[str, tuple[str, Rows]]:
         """Return the tables of the page by name, each with its title; a header and rows."""
-        header, *means = mean_table(self._scores, self.decimals)
+        header, *means = mean_table(self._scores, self.metric.decimals)
         if len(self.conditions()) == 1:
             header = (*header[:3], self.metric.title)
         tables = {"means": (f"{self.metric.title}, mean and standard deviation over seeds", [header, *means])}
@@ -223,17 +217,3 @@ def provenance(rows: DataFrame, planned: int = 0) -> str:
     took = f", {format_seconds(seconds)} per run" if math.isfinite(seconds) else ""
     number = f"{len(runs)} of {planned}" if len(runs) < planned else str(len(runs))
     return f"{number} runs, {when}{took}, {'; '.join(machines)}; {'; '.join(versions)}."
-
-
-def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:
-    r"""Return the number of decimals that `examples` support in a mean over `seeds`.
-
-    A share of n examples is a multiple of 100 / n percent, so the result is the smallest d for which
-
-    .. math:: 10^{-d} \le \frac{100}{n \cdot \text{seeds}},
-
-    and at most 3. A metric that is not a percentage, or of an unknown number of examples, has its own decimals.
-    """
-    if metric.unit != "%" or examples is None:
-        return metric.decimals
-    return min(3, max(0, math.ceil(math.log10(examples * seeds / 100) - 1e-9)))

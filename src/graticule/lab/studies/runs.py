@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -20,14 +18,13 @@ from typing_extensions import TypedDict
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.fields import Epochs, read_typed
-from graticule.system.files import read_bytes
+from graticule.system.files import read_utf8
 
 #: Column -> its value in every epoch, NaN for an empty cell.
 Metrics = dict[str, list[float]]
 State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
 
-MOST_EPOCHS = 100_000  # that are read of a file of metrics
-_LARGEST = 64 << 20  # bytes of such a file
+_LARGEST = 64 << 20  # bytes of a file of metrics
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -54,7 +51,7 @@ class _Epochs(TypedDict):
     cooldown_epochs: NotRequired[Epochs]
 
 
-class _StudyDescription(TypedDict):
+class _RecordedRun(TypedDict):
     """The part of recipe.json that is read."""
 
     recipe: _Epochs
@@ -67,7 +64,7 @@ class RunSummary:
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
     recipe, metrics: empty if they cannot be read.
-    metric: the score that it is judged by: the recorded one, or else one whose column is in its metrics, or None.
+    metric: the score that it is judged by; None if it is not recorded.
     changed: time of the last change of its metrics or its log, in seconds since 1970.
     """
 
@@ -117,20 +114,18 @@ class RunSummary:
 def summarize(folder: Path) -> RunSummary:
     """Read the progress and the results of the run in `folder`; damage is part of the summary and raises no error."""
     run = RunFolder(folder)
-    recipe: dict[str, Any] = {}
-    metrics: Metrics = {}
-    metric: Metric | None = None
     damage: list[str] = []
-    with _record_damage(damage, run.recipe_file):
-        described = read_typed(run.recipe_file, _StudyDescription)
-        recipe, metric = described["recipe"], described.get("metric")
-    if run.metrics_file.exists():  # it is written at the end of the first epoch
-        with _record_damage(damage, run.metrics_file):
-            metrics = read_metrics(run.metrics_file)
-    if metric is None and metrics:  # of a run that does not record it
-        from graticule.lab.training.task import metric_of  # imports PyTorch
 
-        metric = next(filter(None, map(metric_of, metrics)), None)
+    def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (OSError, ValueError) as error:
+            damage.append(str(error).rstrip("."))
+            return {}
+
+    described = attempt(read_typed, run.recipe_file, _RecordedRun)
+    metrics = attempt(read_metrics, run.metrics_file) if run.metrics_file.exists() else {}  # none in the first epoch
+    recipe, metric = described.get("recipe", {}), described.get("metric")
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
@@ -151,44 +146,26 @@ def read_metrics(path: Path) -> Metrics:
         FileNotFoundError: if there are none yet.
         ValueError: if the file is no such table.
     """
+    text = read_utf8(path, _LARGEST)
     try:
-        content = read_bytes(path, _LARGEST)
-    except ValueError as error:
-        raise ValueError(_short(error, path)) from None
-    try:
-        text = content.decode("utf-8")
-        header, *rows = itertools.islice(csv.reader(io.StringIO(text, newline="")), MOST_EPOCHS + 2)
-    except (ValueError, csv.Error):  # an empty file, or no text
-        raise ValueError(f"{path.name}: no table") from None
-    if len(rows) > MOST_EPOCHS:
-        raise ValueError(f"{path.name}: more than {MOST_EPOCHS:,} epochs")
-    if "epoch" not in header or len(set(header)) < len(header):
-        raise ValueError(f"{path.name}: no header with epoch, got {','.join(header)[:40]!r}")
-    metrics: Metrics = {name: [] for name in header}
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ValueError(f"{path.name}, line {line}: {len(row)} of {len(header)} columns")
-        for name, cell in zip(header, row, strict=True):
-            try:
-                metrics[name].append(float(cell) if cell else math.nan)
-            except ValueError:
-                raise ValueError(f"{path.name}, line {line}: no number, got {cell[:20]!r}") from None
-    epochs = metrics["epoch"]
-    if not all(math.isfinite(epoch) and epoch == int(epoch) for epoch in epochs) or epochs != sorted(set(epochs)):
-        raise ValueError(f"{path.name}: epochs out of order")
+        header, *rows = csv.reader(io.StringIO(text, newline=""))
+        columns = zip(*rows, strict=True) if rows else [()] * len(header)
+        metrics = {
+            name: [float(cell or "nan") for cell in column] for name, column in zip(header, columns, strict=True)
+        }
+        epochs = metrics["epoch"]
+        if epochs != sorted({float(int(epoch)) for epoch in epochs}):
+            raise ValueError
+    except (ValueError, OverflowError, KeyError, csv.Error):
+        raise ValueError(f"{path} is damaged: it must be a table of numbers with a row per epoch, in order.") from None
     return metrics
 
 
-class Point(NamedTuple):
-    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs."""
+def curve(runs: Sequence[Metrics], metric: str) -> list[tuple[int, float, float | None]]:
+    """Return `metric` after the epochs that all `runs` have finished: epoch, mean, and deviation if there are several.
 
-    epoch: int
-    mean: float
-    deviation: float | None
-
-
-def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
-    """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""
+    Both are NaN if a run has no finite value.
+    """
     by_epoch = [dict(zip(run["epoch"], run[metric], strict=True)) for run in runs]
     points = []
     for epoch in sorted(set.intersection(*map(set, by_epoch))):
@@ -196,7 +173,7 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
         values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
         mean = fmean(values)
         deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
-        points.append(Point(int(epoch), mean, deviation))
+        points.append((int(epoch), mean, deviation))
     return points
 
 
@@ -230,19 +207,3 @@ def _read_time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _short(error: Exception, path: Path) -> str:
-    """Return the message of an error with the name of the file `path` instead of its path."""
-    return str(error).replace(f"{path} is damaged", path.name).replace(str(path), path.name).rstrip(".")
-
-
-@contextlib.contextmanager
-def _record_damage(damage: list[str], path: Path) -> Iterator[None]:
-    """Add the message of an error of reading a file in the block to `damage`."""
-    try:
-        yield
-    except OSError as error:
-        damage.append(f"{Path(error.filename or '').name}: {error.strerror}")
-    except ValueError as error:
-        damage.append(_short(error, path))

@@ -44,35 +44,29 @@ def paired_test(scores: Sequence[float], reference: Sequence[float], largest: fl
     differences = [a - b for a, b in zip(scores, reference, strict=True)]
     if len(differences) < LEAST or not all(map(math.isfinite, differences)):
         return None
-    if np.ptp(differences) <= rounding(max(map(abs, (*scores, *reference))) if largest is None else largest):
+    largest = max(map(abs, (*scores, *reference))) if largest is None else largest
+    if np.ptp(differences) <= 4 * float(np.finfo(np.float32).eps) * largest:
         return None
     result = stats.ttest_rel(scores, reference)
     low, high = result.confidence_interval(0.95)
     return PairedTest(fmean(differences), float(low), float(high), float(result.pvalue))
 
 
-def rounding(largest: float) -> float:
-    """Return the most by which equal differences of scores differ that were rounded to float32."""
-    return 4 * float(np.finfo(np.float32).eps) * largest
-
-
-def holm(values: Sequence[float | None]) -> list[float | None]:
+def holm(values: Sequence[float]) -> np.ndarray:
     r"""Adjust the p values of one family of tests, so that at 5 % the chance of any false positive is at most 5 %.
 
     .. math:: \tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1)\, p_{(j)}), \quad p_{(1)} \le \dots \le p_{(m)}
 
-    Values that are None (no test) remain None and are not counted. The tests may depend on each other in any way. It is
-    written in numpy, since scipy has no such function, and the one of statsmodels
-    (`multipletests(..., method="holm")`) would be a dependency for these lines.
+    NaN stands for no test: it remains and is not counted. The tests may depend on each other in any way. SciPy has no
+    such function.
 
     Reference: A Simple Sequentially Rejective Multiple Test Procedure (Holm, 1979).
     """
-    known = np.array([p for p in values if p is not None])
-    order = known.argsort(kind="stable")
-    adjusted = np.empty_like(known)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1, known[order] * (len(known) - np.arange(len(known)))))
-    rest = iter(adjusted.tolist())
-    return [None if p is None else next(rest) for p in values]
+    adjusted = np.array(values, dtype=np.float64)
+    order = adjusted.argsort(kind="stable")[: np.isfinite(adjusted).sum()]  # NaN is the last
+    scaled = adjusted[order] * np.arange(len(order), 0, -1)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, scaled))
+    return adjusted
 
 
 def paired(rows: DataFrame, reference: str) -> DataFrame:
@@ -95,8 +89,7 @@ def paired(rows: DataFrame, reference: str) -> DataFrame:
             limits = (math.nan,) * 3 if test is None else (test.low, test.high, test.p)
             tests.append((choice, at, len(both), (both.value - both.value_reference).mean(skipna=False), *limits))
     table = DataFrame(tests, columns=["choice", "at", "seeds", "difference", "low", "high", "p"])
-    adjusted = holm([None if math.isnan(p) else p for p in table.p])
-    return table.assign(**{"p (Holm)": [math.nan if p is None else p for p in adjusted]})
+    return table.assign(**{"p (Holm)": holm([*table.p])})
 
 
 def conclusion(seeds: int, difference: float, p: float, adjusted: float, tests: int) -> str:

@@ -1,25 +1,11 @@
-"""Tables as text: in Markdown between the markers of a page, and in CSV files of records."""
+"""Tables in Markdown, and the markers of a page between which they are written."""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from graticule.registry.fields import check_value
-from graticule.system.files import read_bytes
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from collections.abc import Sequence
 
 Rows = list[tuple[str, ...]]
-Record = TypeVar("Record", bound="DataclassInstance")
-
-_LARGEST = 64 << 20  # bytes of a CSV file
 
 
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
@@ -42,33 +28,3 @@ def size_text(size: tuple[int, int]) -> str:
     """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
-
-
-def csv_of_records(kind: type[Any], records: Iterable[Any]) -> str:
-    """Return instances of a dataclass as CSV, one line each."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in dataclasses.fields(kind))
-    writer.writerows(map(dataclasses.astuple, records))
-    return text.getvalue()
-
-
-def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """Read a CSV file with a column per field of the dataclass `kind`; an absent file has no records."""
-    try:
-        lines = read_bytes(path, _LARGEST).decode("utf-8")
-        header, *rows = csv.reader(io.StringIO(lines, newline=""), strict=True) if lines else [[]]
-    except FileNotFoundError:
-        return []
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: it must be a table ({error}).") from None
-    names = [field.name for field in dataclasses.fields(kind)]
-    if header != names:
-        wrong = f"must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}"
-        raise ValueError(f"{path} {wrong}; restore it, or move it away.")
-    records = []
-    for number, cells in enumerate(rows, 2):
-        if len(cells) != len(names):
-            raise ValueError(f"{path} is damaged: line {number} must have {len(names)} cells, got {len(cells)}.")
-        records.append(check_value(kind, dict(zip(names, cells, strict=True)), f"{path} is damaged: line {number}"))
-    return records

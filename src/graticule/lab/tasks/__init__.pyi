@@ -2,9 +2,6 @@ from .classification import Classification as Classification
 from .classification import class_names as class_names
 from .detection import Detection as Detection
 from .language import LanguageModeling as LanguageModeling
-from .language import TextEvaluation as TextEvaluation
-from .language import TextScore as TextScore
-from .language import evaluate_text as evaluate_text
 from .options import AdaptRecipe as AdaptRecipe
 from .options import DetectionRecipe as DetectionRecipe
 from .options import Distillation as Distillation
@@ -14,9 +11,7 @@ from .options import SegmentationRecipe as SegmentationRecipe
 from .options import TextRecipe as TextRecipe
 from .parts.detection_scores import CocoScores as CocoScores
 from .parts.image_scores import ImageEvaluation as ImageEvaluation
-from .parts.image_scores import Mode as Mode
 from .parts.image_scores import Score as Score
-from .parts.image_scores import check_crop as check_crop
 from .parts.image_scores import check_sizes as check_sizes
 from .parts.image_scores import evaluate as evaluate
 from .parts.image_scores import show_multiply_adds as show_multiply_adds

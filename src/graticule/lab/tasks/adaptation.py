@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,8 @@ from graticule.surgery.change import Certificate, change_position, drift_of, fea
 from graticule.surgery.resize import resize
 from graticule.system.files import read_json, write_json
 
+#: Training images on which the new position is fitted to the old one.
+_FITTED = 16
 #: Held-out images on which the certificate compares features.
 _HELD_OUT = 32
 
@@ -54,12 +55,11 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     The loss is the mean over chosen layers and the features of the distance of the tokens, half of prefix tokens and
     half of patches. The model is in evaluation mode, so that nothing but the position differs from the original. The
-    head is kept. The run ends with certificate.json, curve.png and the folder `published`.
+    head is kept. The run ends with certificate.json and the folder `published`.
     """
 
     recipe_class = AdaptRecipe
     description = _ImageSource
-    examples = "images"
     unit = "img/s"
     inputs = "images without labels"
 
@@ -143,7 +143,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         created: Any = changed.created  # known, as the architecture was described
         words = {name: created["arguments"][name] for name in ("encoding", "joining")}
         encoding = recipe.encoding or words["encoding"]
-        images = data.spread_images("train", self.size, recipe.fit_images)
+        images = data.spread_images("train", self.size, _FITTED)
         if float(images.std(0).max()) == 0:
             raise ValueError(f"`data_root` must have different images, got {len(images)} that are all alike.")
         change_position(changed, encoding, recipe.joining, images, least=None if recipe.anyway else 0.0)
@@ -216,19 +216,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         return {"loss": loss, self.metric.key: cosine}
 
     def finish(self, run: Run, data: DataModule) -> None:
-        """Complete the certificate with the drift after training, draw the curve, and publish the model."""
-        from graticule.lab.figures.save import save_figure
-        from graticule.lab.figures.scores import curves
-
+        """Complete the certificate with the drift after training, and publish the model."""
         model: Any = run.model()
         path = run.folder / "certificate.json"
         certificate = read_json(path)
         certificate["drift"]["adapted"] = self._drift(model, data)
         write_json(path, certificate)
-        with run.metrics_file.open(newline="") as file:
-            points = [(float(row["epoch"]), float(row[self.metric.column]), None) for row in csv.DictReader(file)]
-        figure = curves({str(model.created["arguments"]["encoding"]): points}, "epoch", self.metric.label)
-        save_figure(figure, run.folder / "curve.png")
         model.save_pretrained(run.folder / "published")
 
     def next_step(self, folder: str) -> str:

@@ -21,7 +21,7 @@ from graticule.lab.data.module import DataModule, build_mixup
 from graticule.lab.data.transforms import evaluation_transform
 from graticule.lab.tasks.distillation import Teacher, build_teacher
 from graticule.lab.tasks.options import Recipe
-from graticule.lab.tasks.parts.image_scores import ImageEvaluation
+from graticule.lab.tasks.parts.image_scores import ImageEvaluation, image_scores
 from graticule.lab.tasks.parts.models import build_backbone, describe_source
 from graticule.lab.training.results import Prediction
 from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
@@ -52,7 +52,6 @@ class Classification(Task[Recipe, "DataModule"]):
     recipe_class = Recipe
     evaluation = ImageEvaluation
     description = _Classes
-    examples = "images"
     unit = "img/s"
 
     mixup: Mixup | None = None
@@ -67,7 +66,6 @@ class Classification(Task[Recipe, "DataModule"]):
             augmentation=recipe.augmentation,
             val_split=recipe.val_split,
             train_share=recipe.train_share,
-            share_seed=recipe.share_seed,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
@@ -138,15 +136,22 @@ class Classification(Task[Recipe, "DataModule"]):
             if hasattr(model, "set_distilled_training"):
                 cast("Any", model).set_distilled_training(True)
 
+    def mix(self, batch: Any, epoch: int) -> Any:
+        """Mix images (B, C, height, width) and their labels (B,), which become (B, num_classes)."""
+        if self.mixup is None:
+            return batch
+        off = self.recipe.mixing.off_epoch
+        self.mixup.mixup_enabled = not off or epoch < off
+        return self.mixup(*batch)
+
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the loss of images (B, C, height, width) and labels (B,)."""
+        return self.mixed_loss(model, self.mix(batch, epoch))
+
+    def mixed_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of a batch after `mix`."""
         images, labels = batch
-        smoothing = self.recipe.label_smoothing
-        if self.mixup is not None:
-            off = self.recipe.mixing.off_epoch
-            self.mixup.mixup_enabled = not off or epoch < off
-            images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
-            smoothing = 0.0
+        smoothing = 0.0 if labels.is_floating_point() else self.recipe.label_smoothing  # mixed labels are smoothed
         outputs = model(images)
         # a distillation token has its own head for the teacher; other models learn from both in one classifier
         logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
@@ -158,9 +163,7 @@ class Classification(Task[Recipe, "DataModule"]):
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
         images, labels = batch
-        logits = model(images)
-        loss = F.cross_entropy(logits.float(), labels, reduction="none")
-        return {"loss": loss, self.metric.key: 100 * (logits.argmax(-1) == labels)}
+        return image_scores(model(images), labels)
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
         """Return the five most likely classes of an image."""

@@ -18,32 +18,21 @@ from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
 from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
-from graticule.lab.training.validation import batch_results
+from graticule.lab.training.validation import held_out
 
 
 class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
-    label = "box mAP (%)"
-
-    @torch.inference_mode()
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
         """Score a detector on the held-out images, fitted to `size`; targets are of the original images."""
-        model.to(device)
-        scores, seconds = CocoScores(), 0.0
-        loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
-        for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
-            seconds += spent
-            for image, target, boxes in zip(*batch, detected, strict=True):
-                on_cpu = {name: value.cpu() for name, value in boxes.items()}
-                scores.add(target, on_cpu, (image.shape[-2], image.shape[-1]))
-        values = scores.compute()
+        images = held_out(task, model, data, size, device=device, progress=progress).examples
+        values = task.scores.gathered().compute()
         return DetectionScore(
             size=size,
             values={name: value for name, value in values.items() if "_class_" not in name},
             class_map={name: values.get(f"box_map_class_{number}") for number, name in enumerate(data.class_names, 1)},
-            images=len(scores.images),
-            images_per_second=len(scores.images) / seconds,
+            images=images,
         )
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> ScoreTable:
@@ -52,16 +41,15 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
         for run in evaluated:
             for score in run.scores:
                 size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
-                speed = [f"{score.images:,}", f"{score.images_per_second:,.1f}"]
                 for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
                     cells = [show(value) for name, value in score.values.items() if name.startswith(kind)]
-                    rows.append([run.label, size, kind, *cells, *speed])
+                    rows.append([run.label, size, kind, *cells, f"{score.images:,}"])
                 if self.per_class:
                     rows += [
-                        [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
+                        [f"  {name}", size, "box", show(value), *[""] * 6] for name, value in score.class_map.items()
                     ]
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
-        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
+        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images")
         return ScoreTable(columns, rows, notes)
 
 
@@ -73,7 +61,7 @@ class Detection(DenseTask[DetectionRecipe]):
     evaluation = DetectionEvaluation
     normalize = False
 
-    _scores: CocoScores
+    scores: CocoScores
 
     @property
     def truth(self) -> tuple[str, ...]:
@@ -99,13 +87,13 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def start_validation(self) -> None:
         """Clear the detections of the last validation."""
-        self._scores = CocoScores()
+        self.scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Store the detections of each image for the score; returns ones, one per image."""
         images, targets = batch
         for image, target, boxes in zip(images, targets, model(images), strict=True):
-            self._scores.add(target, boxes, tuple(image.shape[-2:]))
+            self.scores.add(target, boxes, tuple(image.shape[-2:]))
         return {"images": torch.ones(len(images), device=images[0].device)}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Prediction:
@@ -128,7 +116,7 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the average precision of the boxes over all images of all processes, in percent."""
-        return self._scores.gathered().compute()["box_map"] or 0.0
+        return self.scores.gathered().compute()["box_map"] or 0.0
 
 
 def image_seed(seed: int, epoch: int, image: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import load_checkpoint, load_own
-from graticule.checkpoints.read import read_state
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
-from graticule.lab.tasks.options import Distillation
+from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.opening import create_named, is_ours, label_names
-from graticule.lab.training.run import Run, run_of
+from graticule.lab.training.run import Run
 from graticule.registry.checks import is_path
 
 
@@ -144,56 +142,32 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
 
 
 def _run_teacher(folder: str, options: Distillation, info: DatasetInfo) -> Teacher:
-    run = Run(Path(folder))
-    if not run.recipe_file.is_file():
-        raise ValueError(
-            f"`distillation.teacher` must be the folder of a run or a name, got {folder!r}, which has no recipe.json."
-        )
     if options.teacher_checkpoint is not None:
         raise ValueError(
             f"`distillation.teacher_checkpoint` must be left out for a run, got {str(options.teacher_checkpoint)!r}."
         )
-    names = run.described().get("class_names")
-    if names is None:
+    run = Run.open(folder)
+    recipe, names = run.recipe(), run.described().get("class_names", ())
+    if not isinstance(recipe, Recipe):
         raise ValueError(f"`distillation.teacher` must be a run of an image classifier, got {folder!r}.")
-    recipe = run.recipe()
-    teacher = recipe.distillation.teacher
-    if teacher is not None and Path(teacher).resolve() == run.folder.resolve():
+    if recipe.distillation.teacher == options.teacher:
         raise ValueError(f"`distillation.teacher` must be another run than the student's own, got {folder!r}.")
     known = info if recipe.dataset == info.name else run.data().info  # channels and normalization depend on the name
-    model: Any = run.model()
-    _check_classes(model.num_classes, folder, info)
     if not same_classes(names, info.class_names):
         check_class_names(info.class_names, names, f"`distillation.teacher` {folder}")
-    return Teacher(model, options, info, mean=known.mean, std=known.std, size=(known.channels, *recipe.img_size))
+    size = (known.channels, *recipe.img_size)
+    return Teacher(run.model(), options, info, mean=known.mean, std=known.std, size=size)
 
 
 def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teacher:
-    model = create_named(name, "distillation.teacher", num_classes=info.num_classes)
-    path = options.teacher_checkpoint
+    model, path = create_named(name, "distillation.teacher", num_classes=info.num_classes), options.teacher_checkpoint
     if path is None:
         raise ValueError(f"`distillation.teacher` {name} has no weights: give `distillation.teacher_checkpoint`, too.")
     if not path.is_file():
         raise FileNotFoundError(f"`distillation.teacher_checkpoint` must be a file, got {str(path)!r}, no such file.")
-    if (run := run_of(path)) is not None:
-        raise ValueError(
-            f"`distillation.teacher_checkpoint` must not be part of a run, which is more than its weights, got "
-            f"{str(path)!r}; give `distillation.teacher` the folder {run.folder}."
-        )
     names = label_names(path)
     if names and not same_classes(names, info.class_names):
         check_class_names(info.class_names, names, f"`distillation.teacher_checkpoint` {path}")
-    state = read_state(path)
-    heads = model.pretrained_cfg.get("classifier") or ()
-    for head in (heads,) if isinstance(heads, str) else heads:
-        if f"{head}.weight" in state:
-            _check_classes(len(state[f"{head}.weight"]), str(path), info)
     (load_checkpoint if is_ours(name) else load_own)(model, path)  # ours can have published names
     config: dict[str, Any] = model.pretrained_cfg
     return Teacher(model, options, info, mean=config["mean"], std=config["std"], size=tuple(config["input_size"]))
-
-
-def _check_classes(classes: int, source: str, info: DatasetInfo) -> None:
-    if classes != info.num_classes:
-        expected = f"the classes of {info.name}, {info.num_classes}"
-        raise ValueError(f"`distillation.teacher` must have {expected}, got {classes} in {source}.")

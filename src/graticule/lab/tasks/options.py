@@ -102,7 +102,6 @@ class Recipe(TrainingRecipe):
     metric: ClassVar[Metric] = TOP1
     needs: ClassVar[Mapping[str, str]] = {
         **TrainingRecipe.needs,
-        "share_seed": "train_share",
         **dict.fromkeys(("mixing.prob", "mixing.off_epoch"), "mixing.mixup or mixing.cutmix"),
         "mixing.switch_prob": "mixing.mixup and mixing.cutmix",
         **dict.fromkeys(("distillation.alpha", "distillation.temperature"), "distillation.teacher"),
@@ -126,9 +125,7 @@ class Recipe(TrainingRecipe):
     val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
     """test on this share of each class's training images, held out, such as 0.2 for a folder without val"""
     train_share: ShareAboveZero | None = None
-    """train on only this share of each class, such as 0.5 for a half (default: all)"""
-    share_seed: Whole = 0
-    """seed of the share's images, independent of `seed`, so that runs with several seeds see the same ones"""
+    """train on only this share of each class, the same images with any seed, such as 0.5 for a half (default: all)"""
     augmentation: Augmentation = field(default_factory=Augmentation)
     aug_repeats: Count = 1
     """repeated augmentation: times that each image comes in a row, in epochs of the same length; 3 for DeiT"""
@@ -228,14 +225,11 @@ class SegmentationRecipe(DenseRecipe):
 
     task: ClassVar[str] = "segmentation"
     metric: ClassVar[Metric] = MIOU
-    needs: ClassVar[Mapping[str, str]] = {**DenseRecipe.needs, "auxiliary_weight": "auxiliary"}
 
     decoder: str = "segmenter_linear"
     """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""
     auxiliary: str | None = None
-    """second decoder of the same maps, whose loss is added in training, such as fcn (default: none)"""
-    auxiliary_weight: NotNegative = 0.4
-    """weight of the loss of the auxiliary decoder"""
+    """second decoder of the same maps, whose loss is added with the weight 0.4, such as fcn (default: none)"""
     hardest: ShareAboveZero = 1.0
     """share of the pixels of an image that are learned in a step, those with the highest loss, such as 0.2 if most
     pixels are background"""
@@ -243,21 +237,18 @@ class SegmentationRecipe(DenseRecipe):
     """in evaluation, side in pixels of the windows that an image is split into (default: the whole image)"""
     stride: Side | None = None
     """distance of the windows in pixels (default: two thirds of a window)"""
-    located: Flag = False
-    """encode each window with its position in the image, instead of as a separate image"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window is None and (self.stride is not None or self.located):
-            raise ValueError("`stride` and `located` must be left out without `window`.")
+        if self.window is None and self.stride is not None:
+            raise ValueError("`stride` must be left out without `window`.")
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
 
     @property
-    def windows(self) -> tuple[int | None, int | None, bool]:
-        """Return `window`, `stride` and `located`, with the stride that is used by default."""
-        stride = self.stride or (None if self.window is None else max(1, self.window * 2 // 3))
-        return self.window, stride, self.located
+    def windows(self) -> tuple[int | None, int | None]:
+        """Return `window` and `stride`, with the stride that is used by default."""
+        return self.window, self.stride or (None if self.window is None else max(1, self.window * 2 // 3))
 
 
 @dataclass(frozen=True)
@@ -283,8 +274,6 @@ class AdaptRecipe(TrainingRecipe):
     """height and width that the new position is built for (default: the model's)"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, one per step at random (default: `img_size`)"""
-    fit_images: Count = 16
-    """training images on which the new position is fitted to the old one"""
     anyway: Flag = False
     """start also if the fitted position is farther from the old one than no position is"""
     stages: Usual[tuple[Stage, ...]] = ("position", "attention", "all")
@@ -316,9 +305,8 @@ class AdaptRecipe(TrainingRecipe):
 class ImageOptions(SizeOptions):
     """The options of evaluations of image classifiers."""
 
-    mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
-    uses the middle"""
+    mode: Literal["zoom", "canvas"] = "zoom"
+    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas, or crops it"""
     real: Rare[Path | None] = None
     """for images of ImageNet's validation set: real.json of ImageNet-ReaL, or timm for the copy in timm; adds the
     percentage of images whose top-1 is one of their labels there"""
@@ -341,5 +329,3 @@ class SegmentationOptions(DenseOptions):
     stride: Rare[int | None] = None
     """for segmentation: distance of the windows in pixels (default: two thirds of `--window`; without it, as in the
     recipe)"""
-    located: Rare[bool] = False
-    """for segmentation: encode each window with its position in the image"""

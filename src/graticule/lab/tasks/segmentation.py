@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,42 +17,32 @@ from graticule.dense.factory import create_segmenter
 from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseScore, DenseTask, Sides
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
 from graticule.lab.training.task import register_task
-from graticule.lab.training.validation import batch_results
+from graticule.lab.training.validation import Sums, batch_results
 
 
 @dataclass(frozen=True)
-class PixelScore(DenseScore):
+class PixelScore:
     """Scores of a segmentation model at one size.
 
-    window, stride, located: the windows that images were split into, in pixels; None for whole images.
+    window, stride: of the windows that images were split into, in pixels; None for whole images.
     miou, accuracy: percent; mean over the classes, and over the pixels.
     class_iou: by the name of the class; None for one that is neither present nor predicted.
-    confusion: numbers of pixels of each class (row) that were predicted as each (column).
     """
 
+    size: Sides
     window: int | None
     stride: int | None
-    located: bool
     miou: float
     accuracy: float
     class_iou: dict[str, float | None]
-    confusion: list[list[int]]
     images: int
-    images_per_second: float
-
-    @property
-    def main(self) -> float:
-        """Return the mean intersection over union, in percent."""
-        return self.miou
 
 
 class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
-
-    label = "mIoU (%)"
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check sizes and windows."""
@@ -60,34 +51,20 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
 
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
         """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
-        recipe, names = self.recipe_of(task), data.class_names
-        model.to(device)
-        matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
-        images, seconds = 0, 0.0
-
-        def compute(batch: Any) -> list[Tensor]:
-            pairs = zip(*batch, strict=True)
-            return [logits_of(model, image, target["size"], recipe).argmax(0).cpu() for image, target in pairs]
-
-        loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
-        for (_, targets), predictions, spent in batch_results(compute, loader, label, device, progress):
-            seconds += spent
-            images += len(targets)
-            for predicted, target in zip(predictions, targets, strict=True):
-                matrix += confusion(predicted, target["classes"], len(names))
-        window, stride, located = recipe.windows
-        counts = per_class(matrix)
+        task, sums, label = Segmentation(self.recipe_of(task)), Sums(), f"{size[0]}x{size[1]}"
+        compute = partial(task.validate, model.to(device))
+        for _, values, _ in batch_results(compute, data.eval_dataloader(size), label, device, progress):
+            sums.add(values)
+        counts, (window, stride) = counts_of(sums.values), task.recipe.windows
+        right, truth, _ = map(sum, counts)
         return PixelScore(
             size=size,
             window=window,
             stride=stride,
-            located=located,
             miou=mean_iou(counts),
-            accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
-            class_iou=dict(zip(names, class_ious(counts), strict=True)),
-            confusion=matrix.tolist(),
-            images=images,
-            images_per_second=images / seconds,
+            accuracy=100 * right / max(truth, 1),
+            class_iou=dict(zip(data.class_names, class_ious(counts), strict=True)),
+            images=sums.count,
         )
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> ScoreTable:
@@ -97,24 +74,24 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
             for score in run.scores:
                 size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
                 if score.window is not None:
-                    size += f" in {score.window}/{score.stride}" + ", located" * score.located
-                same &= (score.window, score.stride, score.located) == run.recipe.windows
+                    size += f" in {score.window}/{score.stride}"
+                same &= (score.window, score.stride) == run.recipe.windows
                 label = [run.label, size + " *" * same]
                 cells = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
-                rows.append([*label, *cells, f"{score.images_per_second:,.1f}"])
+                rows.append([*label, *cells])
                 if self.per_class:
-                    rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
+                    rows += [[f"  {name}", size, show(iou), "", ""] for name, iou in score.class_iou.items()]
         notes = ["* the size and the windows of the recipe; scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
-            notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
-        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes)
+            notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels")
+        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images"), rows, notes)
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""
         recipe, window, stride = task.recipe, self.window, self.stride
         if window is None:
             window, stride = recipe.window, recipe.stride if stride is None else stride
-        return dataclasses.replace(recipe, window=window, stride=stride, located=self.located or recipe.located)
+        return dataclasses.replace(recipe, window=window, stride=stride)
 
 
 @register_task("segmentation")
@@ -152,7 +129,7 @@ class Segmentation(DenseTask[SegmentationRecipe]):
             outputs = [model(inputs)] if self.recipe.auxiliary is None else cast("Any", model).all_logits(inputs)
             total = self._image_losses(outputs[0], classes)
             for logits in outputs[1:]:
-                total = total + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
+                total = total + _AUXILIARY * self._image_losses(logits, classes)
             losses.append(total)
         return torch.cat(losses).mean()
 
@@ -184,12 +161,19 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
-        classes = sum(name.startswith("right_") for name in sums)
-        return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
+        return mean_iou(counts_of(sums))
 
 
+#: Weight of the loss of the auxiliary decoder, as in mmsegmentation.
+_AUXILIARY = 0.4
 #: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
 _COUNTS = ("right", "truth", "predicted")
+
+
+def counts_of(sums: Mapping[str, Any]) -> list[list[float]]:
+    """Return `_COUNTS` of each class, (3, classes), from the sums of the values of `Segmentation.validate`."""
+    classes = sum(name.startswith("right_") for name in sums)
+    return [[float(sums[f"{name}_{n}"]) for n in range(classes)] for name in _COUNTS]
 
 
 def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
@@ -200,12 +184,12 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
     """Return the logits (classes, *size) of a normalized image (3, height, width), resized to that of its original.
 
-    They are computed as a whole, or in windows: those of `window`, `stride` and `located` of a recipe.
+    They are computed as a whole, or in windows: those of `window` and `stride` of a recipe.
     """
     if windows.window is None:
         logits = model(image[None])
     else:
-        logits = segment_in_windows(model, image[None], windows.window, windows.stride, windows.located)
+        logits = segment_in_windows(model, image[None], windows.window, windows.stride)
     height, width = size
     if tuple(logits.shape[-2:]) != (height, width):
         logits = F.interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)

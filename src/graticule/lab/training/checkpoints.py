@@ -20,7 +20,7 @@ from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.training.results import Metric
 from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value, read_typed
-from graticule.system.files import remove, write_json, write_whole
+from graticule.system.files import write_json, write_whole
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 
@@ -117,7 +117,7 @@ class Checkpoints:
         named = self.folder / self.best["name"] if self.best["name"] else best_checkpoint(self.folder)
         for old in saved_checkpoints(self.folder)[: -self.keep]:
             if old not in (self.folder / name, named):
-                remove(old)
+                old.unlink()
 
     def _point(self) -> None:
         pointer = {"checkpoint": self.best["name"], self.metric.column: self.best["score"]}

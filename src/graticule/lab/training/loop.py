@@ -78,8 +78,8 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
         return run
     last, history = run.last, History(run, first)
     report = starting_weights(task, model, data) if last is None else None
-    if parts := "all-but-head" if recipe.layer_decay == 0 else recipe.freeze:
-        freeze(model, parts)
+    if recipe.freeze is not None:
+        freeze(model, recipe.freeze)
     if recipe.grad_checkpointing:
         getattr(model, "backbone", model).set_grad_checkpointing(True)
     task.setup(model, data, fabric.device)
@@ -93,7 +93,7 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
                 if fabric.world_size > 1:  # the other processes wait for this one
                     raise FileExistsError(f"the run in {str(run.folder)!r} was finished by other processes meanwhile.")
                 return run
-            record_run(stack, run, task, data, model, described)
+            record_run(run, task, data, model, described)
             if run.last is None:
                 for line in notes:
                     print(line, file=sys.stderr)
@@ -122,10 +122,10 @@ def _fit(
     progress: bool,
 ) -> None:
     """Train the epochs that are left."""
-    recipe, training = task.recipe, Training(fabric, task, model, batches)
+    recipe, training = task.recipe, Training(fabric, task, model, batches, history.say)
     epochs, seconds = recipe.epochs + recipe.cooldown_epochs, 0.0
     if (last := run.last) is not None:
-        state = resumable_state(last, recipe, batches)
+        state = resumable_state(last, recipe)
         training.load_state_dict(state)
         checkpoints.restore(state["best"])
         history.rows = [{**row, "epoch": int(row["epoch"])} for row in state["history"]["rows"]]
@@ -141,7 +141,7 @@ def _fit(
     history.say(f"{start} on {devices}, {fabric.device.type}{sharded}")
     total = epochs * batches.steps
     where = {"epoch": training.epoch, "epochs": epochs, "step": training.steps, "steps": total}
-    bar = Progress(task.metric, task.rate, fabric.device, **where) if progress else None
+    bar = Progress(task.metric, task.rate, **where) if progress else None
     loader = data.train_dataloader(batches)
     held_out = data.eval_dataloader(data.size, fabric.global_rank, fabric.world_size)
     signals.at_once = False

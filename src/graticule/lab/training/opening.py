@@ -34,7 +34,7 @@ from graticule.registry.plugins import load_plugin, load_plugins, module_name
 
 #: The ends of the names of files of weights.
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
-#: The value of `weights` for those of the initialization.
+#: The value of `weights` for the initial weights.
 RANDOM = "random"
 
 
@@ -63,7 +63,7 @@ class LoadedModel:
 
     @property
     def folder(self) -> Path:
-        """The default folder of results: that of its run, or runs/NAME."""
+        """The default folder of results: its run folder, or runs/NAME."""
         if self.run is not None:
             return self.run.folder
         return Path("runs") / Path(self.target.replace(":", "/")).resolve().name
@@ -148,7 +148,7 @@ def describe_model(target: str, model: nn.Module, title: str) -> LoadedModel:
 
 
 def _open_by_name(target: str, weights: str | None, position: dict[str, str], converted: bool) -> LoadedModel:
-    """Build a model that is given by name, with its published weights, those of a file, or random ones."""
+    """Build a model that is given by name, with its published weights, the weights of a file, or random ones."""
     ours = is_ours(target)
     if position and not (ours or converted):
         raise ValueError(
@@ -184,7 +184,7 @@ def _open_by_name(target: str, weights: str | None, position: dict[str, str], co
 
 
 def source_kind(source: str) -> Literal["module", "published", "run", "name"]:
-    """Return what a source is; a name without a separator is that of a model, also beside a folder of this name."""
+    """Return what a source is; a name without a separator is a model, also beside a folder of this name."""
     if module_name(source) is not None:
         return "module"
     if source.startswith(HUB) or (is_path(source) and (Path(source) / CONFIG).is_file()):
@@ -222,7 +222,7 @@ def load(
     if not path.exists():
         raise FileNotFoundError(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist; the name of a "
-            "published model begins with timm: or hf:, and graticule.create_model builds those of list_models()."
+            "published model begins with timm: or hf:, and graticule.create_model builds the models of list_models()."
         )
     if run is None:
         why = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"

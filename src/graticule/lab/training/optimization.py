@@ -19,7 +19,7 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
     eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
     excluded: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
     groups: Any = param_groups_weight_decay
-    if recipe.layer_decay:  # 0 freezes the layers instead
+    if recipe.layer_decay is not None:
         groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
     return create_optimizer_v2(
         model,
@@ -39,17 +39,13 @@ def build_schedule(recipe: TrainingRecipe, optimizer: torch.optim.Optimizer, ste
         optimizer: whose rates it sets.
         steps: number of steps per epoch.
     """
-    warmup = recipe.warmup(steps)
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched="multistep" if recipe.schedule == "step" else recipe.schedule,
-        # in steps, as the following arguments; timm does not count a warm-up that is a prefix
-        num_epochs=recipe.epochs * steps - (warmup if recipe.warmup_prefix else 0),
+        num_epochs=recipe.epochs * steps,  # in steps, as the following arguments
         min_lr=recipe.min_lr,
         warmup_lr=recipe.warmup_lr,
-        warmup_epochs=warmup,
-        warmup_prefix=recipe.warmup_prefix,
-        k_decay=recipe.k_decay,
+        warmup_epochs=recipe.warmup(steps),
         cooldown_epochs=recipe.cooldown_epochs * steps,
         decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step earlier
         decay_rate=recipe.poly_power if recipe.schedule == "poly" else 0.1,

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
@@ -17,7 +16,7 @@ from graticule.lab.terminal import PlainProgress
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
-from graticule.system.files import append, write_text
+from graticule.system.files import write_text
 
 
 class History:
@@ -40,7 +39,8 @@ class History:
     def say(self, text: str) -> None:
         """Add a line to the log, with date and time."""
         if self.writes:
-            append(self.run.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
+            with self.run.log_file.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     def start_epoch(self, before: float = 0.0) -> None:
         """Start the clock of an epoch, of which `before` seconds were spent before the run was resumed."""
@@ -79,14 +79,13 @@ class History:
 
 
 class Progress:
-    """One bar for the whole run: remaining time, images or tokens per second, memory, loss, best score.
+    """One bar for the whole run: remaining time, images or tokens per second, loss, best score.
 
     Without a terminal, as in the log of a cluster, it prints one line per epoch, and one every 30 seconds.
 
     Args:
         metric: the score.
         rate: unit of speed, and amount per step.
-        device: whose memory is shown.
         epoch: epochs that have ended.
         epochs: of the run.
         step: steps so far.
@@ -97,14 +96,13 @@ class Progress:
         self,
         metric: Metric,
         rate: tuple[str, int],
-        device: torch.device,
         *,
         epoch: int,
         epochs: int,
         step: int,
         steps: int,
     ) -> None:
-        self.metric, self.rate, self.device, self.epochs = metric, rate, device, epochs
+        self.metric, self.rate, self.epochs = metric, rate, epochs
         self._best, self._values = metric.worst, dict[str, str]()
         self._start, self._first, self._epoch = time.monotonic(), epoch, epoch
         self._bar: tqdm[Any] = progress_bar(
@@ -124,7 +122,6 @@ class Progress:
             if rate := bar.format_dict["rate"]:
                 unit, amount = self.rate
                 self._values[unit] = f"{rate * amount:,.0f}"
-            self._values["mem"] = f"{memory(self.device) / 2**30:.1f}G"
             bar.set_postfix(self._values, refresh=False)
         bar.update(1)
 
@@ -151,15 +148,3 @@ class Progress:
     def close(self) -> None:
         """Close the bar."""
         self._bar.close()
-
-
-def memory(device: torch.device) -> int:
-    """Return the peak of the bytes in use: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

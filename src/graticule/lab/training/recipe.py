@@ -24,7 +24,7 @@ from graticule.registry.fields import (
     NotNegative,
     Positive,
     Seed,
-    Share,
+    ShareAboveZero,
     ShareBelowOne,
     Whole,
     check_fields,
@@ -36,7 +36,7 @@ from graticule.registry.specs import Spec
 #: Fields that a resumed run may change, since they do not change its result.
 RUNTIME_FIELDS = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
-    *("keep", "checkpoint_steps", "data_root", "strategy"),
+    *("keep", "checkpoint_steps", "data_root", "strategy", "cuda_graph"),
 )
 
 #: Optimizers of timm and the joining that need no check.
@@ -109,19 +109,14 @@ class TrainingRecipe:
     """epochs of linear warm-up, counted within `epochs`"""
     warmup_steps: Whole = 0
     """steps of linear warm-up, instead of `warmup_epochs`"""
-    warmup_prefix: Flag = False
-    """start the schedule cosine or poly after the warm-up, instead of entering it there; `epochs` counts both"""
     schedule: Literal["cosine", "step", "poly"] = "cosine"
     """learning rate after the warm-up: cosine, step (divided by 10 after each of `decay_epochs`) or poly"""
     decay_epochs: tuple[Count, ...] = ()
     """epochs after which the schedule step divides the learning rate by 10, such as 8 11 (1x) or 27 33 (3x)"""
     poly_power: Positive = 1.0
     """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
-    k_decay: Positive = 1.0
-    """exponent of the share of the steps in the schedules cosine and poly; above 1 the rate falls later"""
-    layer_decay: Share | None = None
-    """factor of the learning rate from each layer of the backbone to the previous one; 0 is the same as `freeze`
-    all-but-head (default: none)"""
+    layer_decay: ShareAboveZero | None = None
+    """factor of the learning rate from each layer of the backbone to the previous one (default: none)"""
     freeze: str | None = None
     """train only some parts: all-but-head, all-but-position, all-but-last-2 (blocks and final norm), or several, such
     as all-but-position+head; head is all of a dense model outside of its backbone (default: train all)"""
@@ -153,6 +148,9 @@ class TrainingRecipe:
     """recompute the activations of blocks in the backward pass instead of storing them"""
     compile: Flag = False
     """compile the model with torch.compile"""
+    cuda_graph: Flag = True
+    """on one GPU, capture a training step as a CUDA graph and replay it, if the task, model and optimizer allow it;
+    log.txt says why if they do not"""
     keep: Count = 1
     """number of last checkpoints that are kept, besides the best"""
     checkpoint_steps: Count | None = None
@@ -183,10 +181,6 @@ class TrainingRecipe:
             )
         if self.freeze is not None:
             parse_freeze(self.freeze)
-            if self.layer_decay == 0:
-                raise ValueError(
-                    f"`freeze` must be left out with `layer_decay` 0, which is all-but-head, got {self.freeze!r}."
-                )
         self.backbone_arguments()
         self._check_names()
         self._check_schedule()
@@ -198,9 +192,7 @@ class TrainingRecipe:
             raise ValueError(
                 f"`warmup_epochs` must be fewer than `epochs`, {epochs}, got {self.warmup_epochs}; or give steps."
             )
-        warm = self.warmup_epochs or self.warmup_steps
         unordered = decays != sorted(set(decays)) or max(decays, default=0) >= epochs
-        other = f"be left out with the schedule {self.schedule}"
         for name, wrong, rule in (
             (
                 "warmup_steps",
@@ -214,10 +206,7 @@ class TrainingRecipe:
                 f"be given with the schedule step and no other, not with {self.schedule}",
             ),
             ("decay_epochs", unordered, f"increase and be below `epochs`, {epochs}"),
-            ("poly_power", self.poly_power != 1 and self.schedule != "poly", other),
-            ("k_decay", self.k_decay != 1 and stepwise, other),
-            ("warmup_prefix", self.warmup_prefix and not warm, "be left out without a warm-up"),
-            ("warmup_prefix", self.warmup_prefix and stepwise, other),
+            ("poly_power", self.poly_power != 1 and self.schedule != "poly", "be left out without the schedule poly"),
         ):
             if wrong:
                 raise ValueError(f"`{name}` must {rule}, got {getattr(self, name)}.")

@@ -6,23 +6,21 @@ import contextlib
 import logging
 import platform
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import torch
+from pydantic import ConfigDict, with_config
 from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.lab.training.task import Task, read_recipe, task_of
-from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
+from graticule.registry.fields import Count, NotNegative, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again
 
 log = logging.getLogger(__name__)
@@ -34,9 +32,6 @@ _PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning-fabric", "n
 class _Fingerprint(TypedDict):
     examples: Whole
     sha256: str
-    times: NotRequired[str]
-    oldest: NotRequired[int]
-    newest: NotRequired[int]
 
 
 class _RunDescription(TypedDict):
@@ -47,6 +42,16 @@ class _RunDescription(TypedDict):
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
     plugins: NotRequired[dict[str, str]]
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Result(TypedDict):
+    """The contents of result.json besides the best and the last score."""
+
+    best_epoch: Count
+    epochs: Count
+    seconds: NotNegative
+    skipped_images: list[str]
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,7 @@ class Run(RunFolder):
         return self._described().get("plugins", {})
 
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
-        """Check that `recipe` can be trained in this folder: a run in it is resumed, with the same recipe and plugins.
-
-        A link out of the folder is refused, too.
-        """
-        for path in self.folder.rglob("*"):  # training replaces, appends to and removes files
-            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
-                raise ValueError(f"`folder` must contain its files, got {str(path)!r}, a link out of it; remove it.")
+        """Check that this folder has no run, or that it is resumed, with the same recipe and plugins."""
         if not self.recipe_file.exists():
             return
         if not resume:
@@ -119,25 +118,9 @@ class Run(RunFolder):
                 f"with --start-from {self.folder} if it shall have the weights of this run."
             )
 
-    def changed_surroundings(self) -> list[str]:
-        """List the changed versions and numbers of threads, such as 'threads 2 where the run had 4'."""
-        recorded: Mapping[str, Any] = self._described()
-        return [
-            f"{name} {value} where the run had {recorded[part][name]}"
-            for part, values in surroundings().items()
-            for name, value in values.items()
-            if name in recorded.get(part, {}) and recorded[part][name] != value
-        ]
-
     def check_data(self, data: Any) -> None:
-        """Check that a run in this folder was trained on `data`, as far as it recorded that.
-
-        Before its first epoch ends, nothing was scored: then a broken test image may have been repaired.
-        """
-        changed = self.changes(data, times=False) if self.recipe_file.exists() else []
-        if not self.metrics_file.exists():
-            changed = [line for line in changed if line.startswith("train ")]
-        if changed:
+        """Check that a run in this folder was trained on `data`, as far as it recorded that."""
+        if self.recipe_file.exists() and (changed := self.changes(data)):
             raise ValueError(
                 f"`data_root` must be of the data that the run in {str(self.folder)!r} was trained on, "
                 f"{self.recipe().data_root or self.recipe().dataset}, got {getattr(data, 'root', None) or 'others'}: "
@@ -151,7 +134,7 @@ class Run(RunFolder):
             FileNotFoundError: if it is not finished.
             ValueError: if the file is damaged.
         """
-        return read_typed(self.result_file, _result(self.recipe().metric))
+        return read_typed(self.result_file, _Result)
 
     def task(self) -> Task[Any, Any]:
         """Return the task of the recipe."""
@@ -181,23 +164,17 @@ class Run(RunFolder):
         recorded = self._described().get("data", {}).get(split)
         return None if recorded is None else recorded["examples"]
 
-    def changes(self, data: Any, *, times: bool = True) -> list[str]:
-        """List the splits whose examples are not those that the run recorded, if it recorded any.
-
-        With `times`, also those of which some files were written again, at the same size; all are in a copy.
-        """
+    def changes(self, data: Any) -> list[str]:
+        """List the splits whose examples are not those that the run recorded, if it recorded any."""
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
             return []
         current, changes = data.fingerprint(), []
         for split, known in recorded.items():
-            now = current.get(split, {})
-            changed = {name for name, value in known.items() if now.get(name) != value}
-            if changed & {"examples", "sha256"}:
-                counts = f"{now.get('examples', 0):,} examples, and had {known['examples']:,}"
-                changes.append(f"{split} has {counts}{'' if 'examples' in changed else ' others'}")
-            elif times and "times" in changed and now["oldest"] <= known["newest"]:
-                changes.append(f"{split} has files that were written again, of the same sizes")
+            now = current.get(split, {"examples": 0, "sha256": ""})
+            if now["sha256"] != known["sha256"]:
+                counts = f"{now['examples']:,} examples, and had {known['examples']:,}"
+                changes.append(f"{split} has {counts}{' others' * (now['examples'] == known['examples'])}")
         return changes
 
     def _described(self) -> _RunDescription:
@@ -225,23 +202,6 @@ def run_of(source: Path) -> Run | None:
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
     folders = folders[:1] if source.is_dir() else folders  # a published folder in that of a run has its own weights
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
-
-
-@cache
-def _result(metric: Metric) -> Any:
-    """Return the type of result.json for the score `metric`."""
-    build: Any = TypedDict
-    return build(
-        "Result",
-        {
-            f"best_{metric.key}": Finite,
-            "best_epoch": Count,
-            f"last_{metric.key}": Number,
-            "epochs": Count,
-            "seconds": NotNegative,
-            "skipped_images": list[str],
-        },
-    )
 
 
 def surroundings() -> dict[str, Any]:

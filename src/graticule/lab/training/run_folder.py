@@ -166,9 +166,6 @@ def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterat
 
 
 def requeue_code() -> int:
-    """Return the exit code of a command that a signal stopped, GRATICULE_REQUEUE_CODE or the usual one."""
-    code = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
-    if not code.isdecimal() or int(code) > 255:
-        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {code!r}.")
+    """Return the exit code of a command that a signal stopped."""
     # if a process started by Fabric failed, Fabric would kill the first one before that has ended
-    return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(code)
+    return 0 if int(os.environ.get("LOCAL_RANK", 0)) else REQUEUE

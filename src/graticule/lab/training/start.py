@@ -20,7 +20,7 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import Task, recipe_plugins
-from graticule.system.files import keep_open, make_folder, read_json, remove, write_json
+from graticule.system.files import make_folder, write_json
 
 
 def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -62,21 +62,13 @@ def lock_run(stack: contextlib.ExitStack, run: Run) -> None:
         )
 
 
-def record_run(
-    stack: contextlib.ExitStack, run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any
-) -> None:
-    """Keep the folders of a run open until `stack` ends, and write its recipe, or compare it."""
-    for path in (run.folder, run.checkpoints, run.events):
-        stack.enter_context(keep_open(path))
-    files = (run.weights, run.metrics_file, run.result_file, run.recipe_file)
-    for name in ("checkpoints/.step-*", "checkpoints/.best.json.*", *(f".{file.name}.*" for file in files)):
-        for left in run.folder.glob(f"{name}.tmp"):  # incomplete, of a killed process
-            remove(left)
+def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any) -> None:
+    """Remove what a killed process left in the folder of a run, and write the recipe of a new run."""
+    for left in (*run.checkpoints.glob(".*.tmp"), *run.folder.glob(f".{run.weights.name}.*.tmp")):
+        left.unlink()
     if not run.recipe_file.exists():
         task.save(data, run.folder)
         write_json(run.recipe_file, _describe(task, data, model, described))
-    elif run.changes(data):  # test images were repaired, and none was scored before
-        write_json(run.recipe_file, {**read_json(run.recipe_file), "data": data.fingerprint()})
 
 
 def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
@@ -102,25 +94,16 @@ def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapp
     }
 
 
-def resumable_state(last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> State:
+def resumable_state(last: Path, recipe: TrainingRecipe) -> State:
     """Read and check the checkpoint from which a run is resumed."""
     try:
         state = read_training(last)
-        progress = state["progress"]
-        epochs, steps = recipe.epochs + recipe.cooldown_epochs, batches.steps * progress["accumulate"]
-        if progress["epoch"] > epochs or progress["batches"] > steps:
-            raise ValueError(
-                f"{last} is damaged: `progress` must be within {epochs} epochs of {steps} batches, got epoch "
-                f"{progress['epoch']} and batch {progress['batches']}."
-            )
-        for row in state["history"]["rows"]:
-            if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
-                raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
     except (ValueError, FileNotFoundError) as error:
         older = [path.name for path in saved_checkpoints(last.parent) if path != last]
         advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
         reason = str(error).rstrip(".")
         raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
+    progress = state["progress"]
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         before = progress["accumulate"]
         raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")

@@ -79,11 +79,13 @@ class Task(ABC, Generic[R, D]):
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
     #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: The word for examples in messages, and the unit of speed in the progress bar.
-    examples: ClassVar[str] = "examples"
+    #: The unit of speed in the progress bar.
     unit: ClassVar[str] = "ex/s"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
+    #: `mixed_loss(model, batch)`: the loss of a batch after `mix`. It depends on tensors alone and never waits for the
+    #: device, so its steps can be captured as a CUDA graph. A task may define it in the class that defines `loss`.
+    mixed_loss: ClassVar[Any] = None
 
     recipe: R
 
@@ -161,6 +163,10 @@ class Task(ABC, Generic[R, D]):
 
         The batch has one entry per example in each of its elements.
         """
+
+    def mix(self, batch: Any, epoch: int) -> Any:
+        """Return a training batch after the changes that the host draws, such as mixup; by default, the same batch."""
+        return batch
 
     def start_validation(self) -> None:
         """Clear the values that `validate` has collected, before the next validation."""

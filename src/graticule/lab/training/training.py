@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.training.graph import StepGraph, obstacle
 from graticule.lab.training.optimization import build_optimizer, build_schedule
 from graticule.lab.training.sharding import full_state, is_sharded, sharded_optimizer_state, sharded_state, unsharded
 from graticule.lab.training.task import Task
@@ -26,9 +28,15 @@ class Loss(nn.Module):
         self.task = task
         self.model = model
 
-    def forward(self, batch: Any, epoch: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of a batch in an epoch, counted from 0, divided by the parts of a step, and detached."""
-        loss = self.task.loss(self.model, batch, epoch)
+    def forward(self, batch: Any, epoch: int | None, parts: int) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch in an epoch, counted from 0, divided by the parts of a step, and detached.
+
+        Without an epoch, the batch is mixed already.
+        """
+        if epoch is None:
+            loss: Tensor = self.task.mixed_loss(self.model, batch)
+        else:
+            loss = self.task.loss(self.model, batch, epoch)
         return loss if parts == 1 else loss / parts, loss.detach()
 
 
@@ -40,11 +48,19 @@ class Training:
         task: loss and score.
         model: the model.
         batches: the examples of each batch of this process.
+        say: gets a sentence if steps run without a CUDA graph.
 
     epoch, batches_done: epochs that have ended, and micro-batches of the current one.
     """
 
-    def __init__(self, fabric: Fabric, task: Task[Any, Any], model: nn.Module, batches: BatchOrder) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        task: Task[Any, Any],
+        model: nn.Module,
+        batches: BatchOrder,
+        say: Callable[[str], object] = print,
+    ) -> None:
         self.fabric, self.task, self.recipe, self.batches = fabric, task, task.recipe, batches
         if task.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -62,6 +78,12 @@ class Training:
         self._sum: Tensor | float = 0.0  # of the losses of the epoch so far, in this process
         self._count = 0.0
         self._unchecked: tuple[Tensor, int, torch.cuda.Event] | None = None  # of a step on a GPU
+        self._graph: StepGraph | None = None
+        if self.recipe.cuda_graph and fabric.device.type == "cuda":
+            if reason := obstacle(task, model, self.optimizer, fabric.world_size):
+                say(f"no CUDA graph of a step, since {reason}")
+            else:
+                self._graph = StepGraph(self._whole_step, self.optimizer, self.recipe.batch_size, say)
 
     @property
     def steps(self) -> int:
@@ -80,23 +102,25 @@ class Training:
     def step(self, batch: Any) -> bool:
         """Compute the gradient of a micro-batch, and make a step after the last of a step; returns whether it did."""
         number, parts = self.batches_done, self.recipe.accumulate
-        if number % parts == 0:
+        if number % parts == 0 and self._graph is None:
             self._optimizer.zero_grad(set_to_none=True)
         self._seed(number)
         batch = self.fabric.to_device(batch)
         full = (number + 1) % parts == 0
-        if full:
+        if self._graph is not None:
+            precision = self.fabric.strategy.precision
+            with precision.forward_context():
+                batch = self.task.mix(precision.convert_input(batch), self.epoch)
+            loss = self._graph(batch)
+            self._check_finite(loss, number)
+        elif full:
             loss = self._backward(batch, number)
+            self._update()
         else:
             with self.fabric.no_backward_sync(self._loss):
                 loss = self._backward(batch, number)
         self._sum = self._sum + loss * len(batch[0])
         self._count += len(batch[0])
-        if full:
-            if self.recipe.clip_grad is not None:
-                limit = self.recipe.clip_grad
-                self.fabric.clip_gradients(self._loss, self._optimizer, max_norm=limit, error_if_nonfinite=False)
-            self._optimizer.step()
         self.batches_done += 1
         if full:
             self.schedule.step_update(self.steps)
@@ -110,6 +134,22 @@ class Training:
         self._check_finite(loss, number)
         self.fabric.backward(share)
         return loss
+
+    def _update(self) -> None:
+        """Clip the gradient and make a step of the optimizer."""
+        if self.recipe.clip_grad is not None:
+            limit = self.recipe.clip_grad
+            self.fabric.clip_gradients(self._loss, self._optimizer, max_norm=limit, error_if_nonfinite=False)
+        self._optimizer.step()
+
+    def _whole_step(self, batch: Any) -> Tensor:
+        """Make a step for a mixed batch, as a function of tensors alone; returns its loss."""
+        self._optimizer.zero_grad(set_to_none=True)
+        share, loss = self._loss(batch, None, 1)
+        self.fabric.backward(share)
+        self._update()
+        result: Tensor = loss
+        return result
 
     def _seed(self, number: int) -> None:
         """Make dropout and mixing functions of seed, batch and process, so that a resumed run draws the same."""

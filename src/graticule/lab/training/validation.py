@@ -35,6 +35,10 @@ class Sums:
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + value.sum(dtype=exact_dtype(value.device))
 
+    def means(self) -> dict[str, float]:
+        """Return the mean of every value over the examples."""
+        return {name: float(value) / self.count for name, value in self.values.items()}
+
 
 def exact_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums: float64, or float32 on devices without it."""
@@ -106,7 +110,7 @@ def held_out(
 ) -> HeldOut:
     """Score `model`, in evaluation mode, on the held-out data; the loss is NaN if the task has none.
 
-    `size` is the (height, width) of the images, by default that of the training.
+    `size` is the (height, width) of the images, by default the training size.
     """
     device = torch.device(device)
     task.setup(model.to(device), data, device)

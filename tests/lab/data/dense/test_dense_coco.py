@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from dense_files import block, coco_values, draw_image, rle, uncompressed, write_coco
+from dense_files import block, coco_values, draw_image, rle, write_coco
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from graticule.lab.data.dense_module import DenseModule, load_dense
-from graticule.lab.data.sets.coco import coco, coco_train, decoded_mask
+from graticule.lab.data.sets.coco import coco, decoded_mask
 
 
 def changed(index, **values):
@@ -46,8 +46,6 @@ def test_crowds_are_evaluated_and_not_trained_on_and_boxes_without_area_are_neit
         "of 4 objects, 1 are left out, as they have no area in their image, and 0 are clipped"
         in capsys.readouterr().err
     )
-    again = coco_train("test", tmp_path)[0]
-    assert len(again[2][1]["labels"]) == 2 and again.place(2) == train.place(2)
 
 
 def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
@@ -55,16 +53,6 @@ def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
     images, _ = coco("train", tmp_path)
     assert images[2][1]["boxes"].tolist()[0] == [0, 0, 40, 10.5] and images.left_out == 1
     assert "0 are left out, as they have no area in their image, and 1 are clipped" in capsys.readouterr().err
-
-
-def test_a_file_whose_boxes_all_have_a_negative_width_is_refused(tmp_path):
-    values = coco_values()
-    for annotation in values["annotations"]:
-        annotation["bbox"] = [30, 20, -20, -10]
-    write_coco(tmp_path, values)
-    for split in ("train", "test"):
-        with pytest.raises(ValueError, match=r"must have objects.* got none .* of 4 objects, 4 have no area"):
-            coco(split, tmp_path)
 
 
 def test_masks_are_decoded_only_if_they_are_wanted(tmp_path, monkeypatch):
@@ -121,36 +109,21 @@ def test_masks_are_those_of_pycocotools(tmp_path):
         assert coco_mask.iou([ours], [reference.annToRLE(annotation)], [0]).item() == 1
 
 
-def test_a_mask_survives_either_kind_of_run_lengths():
-    mask = np.random.RandomState(0).rand(9, 13) < 0.4
-    for form in (rle(mask), uncompressed(mask)):
-        assert np.array_equal(decoded_mask(form, (9, 13), "x"), mask.astype(np.uint8))
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         (changed(1, image_id=99), "`image_id` must be an `id` of `images`, got 99 in annotation 2"),
         (changed(1, category_id=4), "`category_id` must be an `id` of `categories`, got 4"),
         (changed(1, image_id=[1]), r"`annotations\[1\]\.image_id` must be a valid integer, got \[1\]"),
-        (changed(1, category_id={}), r"`annotations\[1\]\.category_id` must be a valid integer, got \{\}"),
-        (changed(1, image_id=True), r"`annotations\[1\]\.image_id` must be a valid integer"),
         (changed(1, bbox=[1, 2, 3]), r"`annotations\[1\]\.bbox\[3\]` must be given"),
         (changed(1, bbox=[1, 2, float("nan"), 3]), r"`annotations\[1\]\.bbox\[2\]` must be less than"),
-        (changed(1, bbox=[1, 2, 10**400, 3]), r"`annotations\[1\]\.bbox\[2\]` must be"),
-        (changed(1, area="1"), r"`annotations\[1\]\.area` must be a valid number"),
-        (changed(1, iscrowd=[]), r"`annotations\[1\]\.iscrowd` must be 0 or 1"),
         (changed(1, iscrowd="yes"), r"`annotations\[1\]\.iscrowd` must be 0 or 1, got 'yes'"),
         (
             coco_values(categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]),
             "2 categories with 1 names",
         ),
-        (coco_values(annotations=[5]), r"`annotations\[0\]` must be a valid dictionary, got 5"),
-        (coco_values(categories=[{"id": 1}]), r"`categories\[0\]\.name` must be given"),
         (coco_values(images=[{"id": 1, "file_name": "a.jpg", "height": "9", "width": 1}]), r"`images\[0\]\.height`"),
         (coco_values(images=[]), "got 0 images"),
-        (coco_values(categories=[]), "0 categories with"),
-        (coco_values(annotations=None), "`annotations` must be a valid list"),
         ([], "must be annotations of COCO's format: it must be a valid dictionary"),
     ],
 )

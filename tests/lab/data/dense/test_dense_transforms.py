@@ -115,23 +115,6 @@ def test_an_image_is_fitted_as_large_as_it_can_be_at_its_aspect_ratio(size, with
     assert height / size[0] == pytest.approx(width / size[1], abs=1 / min(size))
 
 
-def test_everything_at_once_keeps_truth_and_image_together():
-    augmentation = DenseAugmentation(sizes=("24x40", "48x80"), scale=(1.0, 1.0), crop=(20, 28), hflip=0.5)
-    transform = TrainingTransform((24, 40), augmentation)
-    for seed in range(20):
-        torch.manual_seed(seed)
-        image, target = transform(*painted())
-        assert image.shape == (3, 20, 28)
-        values = (image[0] * 255).round().to(torch.uint8)
-        inside = torch.as_tensor(target["classes"])
-        if torch.equal(values, values.round()) and target["boxes"].canvas_size == (20, 28):
-            boxes = target["boxes"]
-            assert (boxes[:, 0] >= 0).all() and (boxes[:, 2] <= 28).all() and (boxes[:, 3] <= 20).all()
-        assert (inside != IGNORED).all()  # nothing is missing: the image is larger than the crop
-        for label, mask in zip(target["labels"].tolist(), target["masks"], strict=True):
-            assert torch.equal(torch.as_tensor(mask).bool(), inside == label + 1)
-
-
 def test_a_crop_larger_than_the_image_is_padded_and_the_rest_ignored():
     transform = TrainingTransform((24, 40), DenseAugmentation(crop=(32, 64)))
     image, target = transform(*painted())

@@ -83,6 +83,7 @@ def test_invalid_predictions_are_refused_in_one_line(runs, photos, tmp_path, cap
         ([run, tmp_path / "broken.png"], "cannot be read as one"),
         ([run, photos[1], twin], "`images` must differ in their names"),
         ([run, photos[0], "--threshold", "2"], "`threshold` must be at most 1"),
+        ([runs["classification"].folder, photos[0], "--threshold", "0.9"], "`threshold` must be left out for a mod"),
         ([tmp_path / "no_run", photos[0]], "no_run"),
         ([run], "`IMAGE ...`"),
     ]

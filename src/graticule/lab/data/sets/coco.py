@@ -188,17 +188,7 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
 
     Names without the year are found, too.
     """
-    return _loaded(split, root, training=split == "train")
-
-
-@register_dataset("coco_train")
-def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
-    """Load the training images for both splits, to test whether a model can memorize them."""
-    return _loaded("train", root, training=split == "train")
-
-
-def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages, DenseInfo]:
-    names = _NAMES[files]
+    names = _NAMES[split]
     existing = (name for name in names if root and (root / "annotations" / f"instances_{name}.json").is_file())
     name = next(existing, None)
     if root is None or name is None or not (root / name).is_dir():
@@ -206,5 +196,5 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
             f"`data_root` must be a folder with annotations/instances_{names[0]}.json and the images in {names[0]}, "
             f"got {str(root)!r}, which does not."
         )
-    images = CocoImages(root / name, root / "annotations" / f"instances_{name}.json", training)
+    images = CocoImages(root / name, root / "annotations" / f"instances_{name}.json", training=split == "train")
     return images, DenseInfo("coco", images.class_names, truth=images.truth, category_ids=images.category_ids)

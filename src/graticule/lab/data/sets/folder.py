@@ -100,14 +100,8 @@ def read_class_names(path: Path, most: int) -> tuple[str, ...]:
 
 def images_below(folder: Path) -> list[Path]:
     """Find the images at any depth below `folder`, in the order of their paths; links are followed."""
-    paths: list[Path] = []
-    places: set[str] = set()
-    for place, _, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in places:
-            raise ValueError(f"{place} must not be a link to a folder that is read already, got one to {real}.")
-        places.add(real)
-        paths += [Path(place, name) for name in names if is_image(name)]
-    return sorted(paths)
+    places = os.walk(folder, followlinks=True)
+    return sorted(Path(place, name) for place, _, names in places for name in names if is_image(name))
 
 
 def is_image(name: str) -> bool:

@@ -7,6 +7,7 @@ import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from pickle import PickleError
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,12 @@ from graticule.registry.checks import install
 
 #: The split of the digits never depends on the seed of a run, so that runs are tested on the same 1,000 images.
 _SPLIT_SEED = 5000
+
+#: Errors of damaged files, almost any; not those of a signal, which may arrive while files are read.
+_DAMAGED = (
+    *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, PickleError, RuntimeError),
+    *(TypeError, ValueError),
+)
 
 DIGITS = DatasetInfo("digits", tuple("0123456789"), 1, (28, 28), (0.1307,), (0.3081,))
 
@@ -54,7 +61,7 @@ def _published(
     base = base.parent if base.name == getattr(kind, "base_folder", None) else base
     try:
         images = kind(base, train=split == "train")
-    except Exception as error:  # of damaged files, almost any
+    except _DAMAGED as error:
         raise FileNotFoundError(
             f"`data_root` must have the published files of {kind.__name__}, whole and undamaged, got {base} "
             f"({str(error).partition('.')[0]}); torchvision.datasets.{kind.__name__}({str(base)!r}, download=True) "

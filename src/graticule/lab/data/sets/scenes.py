@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,8 @@ from graticule.lab.data.sets.published import digits
 SIZE = (96, 96)
 #: Scenes per split. Those for training consist of the training digits, the others of held-out ones.
 COUNTS: dict[Split, int] = {"train": 2000, "test": 200}
+#: Ranges of the number of digits, and of their heights in pixels.
+_OBJECTS, _HEIGHTS = (3, 8), (14, 40)
 #: Largest share of a box that may lie in another one when it is placed.
 _OVERLAP = 0.25
 #: A digit covers the pixels in which its ink exceeds this.
@@ -89,56 +90,41 @@ class Scenes(DenseImages):
         return tv_tensors.Image(torch.from_numpy(scene.pixels.copy()).permute(2, 0, 1)), target
 
 
-@dataclass(frozen=True)
-class Composition:
-    """Several digits at random positions, scales and colors, on a background with a gradient and noise.
+def compose(parts: ArrayImages, *seed: int) -> Scene:
+    """Put several digits at random positions, scales and colors on a background with a gradient and noise.
 
-    A digit hides those that were placed earlier.
+    A digit hides those that were placed earlier. The streams of `RandomState` do not depend on the version of NumPy.
 
-    parts: the available digits.
-    size: height and width in pixels.
-    objects: range of the number of digits.
-    heights: range of their heights in pixels.
-    margin: empty pixels at each side.
+    Args:
+        parts: the available digits.
+        seed: of the draws.
     """
-
-    parts: ArrayImages
-    size: tuple[int, int] = SIZE
-    objects: tuple[int, int] = (3, 8)
-    heights: tuple[int, int] = (14, 40)
-    margin: int = 0
-
-    def scene(self, *seed: int) -> Scene:
-        """Return an image; the streams of `RandomState` do not depend on the version of NumPy."""
-        random = np.random.RandomState(seed)
-        height, width = (side - 2 * self.margin for side in self.size)
-        canvas = _background(random, self.size)
-        owner = np.full(self.size, -1, dtype=np.int8)
-        kinds: list[int] = []
-        placed: list[tuple[int, int, int, int]] = []
-        for _ in range(random.randint(self.objects[0], self.objects[1] + 1)):
-            which = random.randint(len(self.parts))
-            ink = _scaled(self.parts.images[which], random.randint(self.heights[0], self.heights[1] + 1), width)
-            color = random.randint(128, 256, 3)
-            for _ in range(20):
-                free = (height - ink.shape[0] + 1, width - ink.shape[1] + 1)
-                top, left = (self.margin + random.randint(0, room) for room in free)
-                box = (top, left, top + ink.shape[0], left + ink.shape[1])
-                if all(_share(box, other) <= _OVERLAP for other in placed):
-                    region = np.s_[box[0] : box[2], box[1] : box[3]]
-                    canvas[region] += ink[..., None] * (color - canvas[region])
-                    owner[region][ink > _INK] = len(placed)
-                    placed.append(box)
-                    kinds.append(int(self.parts.labels[which]))
-                    break
-        return Scene(canvas.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
+    random = np.random.RandomState(seed)
+    canvas = _background(random, SIZE)
+    owner = np.full(SIZE, -1, dtype=np.int8)
+    kinds: list[int] = []
+    placed: list[tuple[int, int, int, int]] = []
+    for _ in range(random.randint(_OBJECTS[0], _OBJECTS[1] + 1)):
+        which = random.randint(len(parts))
+        ink = _scaled(parts.images[which], random.randint(_HEIGHTS[0], _HEIGHTS[1] + 1), SIZE[1])
+        color = random.randint(128, 256, 3)
+        for _ in range(20):
+            top, left = (random.randint(0, side - length + 1) for side, length in zip(SIZE, ink.shape, strict=True))
+            box = (top, left, top + ink.shape[0], left + ink.shape[1])
+            if all(_share(box, other) <= _OVERLAP for other in placed):
+                region = np.s_[box[0] : box[2], box[1] : box[3]]
+                canvas[region] += ink[..., None] * (color - canvas[region])
+                owner[region][ink > _INK] = len(placed)
+                placed.append(box)
+                kinds.append(int(parts.labels[which]))
+                break
+    return Scene(canvas.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
 
 
 @register_dataset("scenes")
 def scenes(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
     """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels."""
-    composition = Composition(digits(split)[0])
-    return Scenes(COUNTS[split], partial(composition.scene, 1 if split == "train" else 2)), INFO
+    return Scenes(COUNTS[split], partial(compose, digits(split)[0], 1 if split == "train" else 2)), INFO
 
 
 def _background(random: np.random.RandomState, size: tuple[int, int]) -> np.ndarray:
@@ -164,53 +150,3 @@ def _share(box: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> 
     sides = [max(0, min(box[n + 2], other[n + 2]) - max(box[n], other[n])) for n in (0, 1)]
     areas = [(corners[2] - corners[0]) * (corners[3] - corners[1]) for corners in (box, other)]
     return sides[0] * sides[1] / min(areas)
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Two halves, composed independently; the class of a digit is its half, left or right.
-
-    Scene 2n + 1 has the halves of scene 2n exchanged, so nothing within a half tells its side. A model that is
-    equivariant under permutations of the patches gives a digit the same class in both scenes, so at most half of the
-    pixels of digits are right. If a share a of the left ones is right, and b of the right ones, a + b <= 1, and the
-    intersections over union are at most a / (1 + a) and b / (1 + b): with the background, their mean is at most 5/9.
-    With patches of up to twice the margin, no pixel of a digit depends on a logit of the other half.
-
-    half: the composition of a half.
-    stream: separates the draws of the two splits.
-    """
-
-    half: Composition
-    stream: int
-
-    def scene(self, index: int) -> Scene:
-        """Return a scene; its halves are functions of index // 2."""
-        halves = [self._half(index // 2, side) for side in (0, 1)]
-        first, second = reversed(halves) if index % 2 else halves
-        owner = np.concatenate([first.owner, np.where(second.owner < 0, -1, second.owner + len(first.kinds))], 1)
-        kinds = np.repeat([0, 1], [len(first.kinds), len(second.kinds)])
-        return Scene(np.concatenate([first.pixels, second.pixels], 1), owner, kinds)
-
-    def _half(self, index: int, side: int) -> Scene:
-        """Return a half, in which a digit covers each row from its first to its last ink.
-
-        Otherwise its strokes would be thinner than a patch, and a decoder of patches could not segment them.
-        """
-        scene = self.half.scene(self.stream, index, side)
-        owner = scene.owner.copy()
-        for number in range(len(scene.kinds)):
-            ink = scene.owner == number
-            between = np.logical_or.accumulate(ink, 1) & np.logical_or.accumulate(ink[:, ::-1], 1)[:, ::-1]
-            owner[between & (scene.owner < 0)] = number
-        return replace(scene, owner=owner)
-
-
-@register_dataset("scenes_sides")
-def scenes_sides(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
-    """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels, in pairs of exchanged halves."""
-    parts, _ = digits(split)
-    half = Composition(parts, (SIZE[0], SIZE[1] // 2), objects=(1, 3), heights=(20, 40), margin=4)
-    sides = Sides(half, stream=3 if split == "train" else 4)
-    names = ("left", "right")
-    facts: dict[str, Any] = {"class_names": names, "category_ids": (1, 2), "pixel_names": ("background", *names)}
-    return Scenes(COUNTS[split], sides.scene), replace(INFO, name="scenes_sides", **facts)

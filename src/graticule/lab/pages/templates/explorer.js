@@ -89,12 +89,15 @@ function range(found) {
 
 const number4 = (value) => value.toPrecision(3).replace("-", "−");
 
-// Returns the ends of the color scale of a panel, over all panels of its kind, in its model or in both.
+// Returns the ends of the color scale of a panel, over all panels of its kind, in its model or in both if their grids
+// are equal: attention over more tokens is smaller, so a common scale would show one of the models in one color.
 function limitsOf(panel, panels) {
   const of = (kind) => (kind === "without" ? "attention" : kind), kind = of(panel.kind);
   if (kind === "correlation" || kind === "rotary") return [-1, 1];
   const shared = $("shared") !== null && $("shared").checked;
-  const ends = panels.filter((one) => of(one.kind) === kind && (shared || one.number === panel.number)).map((one) => range(one.found.values));
+  const grid = (one) => one.found.shape.join();
+  const compared = (one) => one.number === panel.number || (shared && grid(one) === grid(panel));
+  const ends = panels.filter((one) => of(one.kind) === kind && compared(one)).map((one) => range(one.found.values));
   const low = kind === "attention" ? 0 : Math.min(...ends.map((end) => end[0])), high = Math.max(...ends.map((end) => end[1]));
   return high > low ? [low, high] : [low, low + 1];
 }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, TypeVar
+from typing import Any, ClassVar, Generic, NotRequired, TypeVar
 
 from torch import Tensor, nn
 from torchvision import tv_tensors
@@ -21,38 +20,19 @@ from graticule.lab.data.dense_transforms import EvaluationTransform, plain
 from graticule.lab.data.images import DatasetInfo, check_class_names
 from graticule.lab.tasks.options import DenseOptions, DenseRecipe
 from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, build_checked, describe_source
-from graticule.lab.training.results import Evaluated, Evaluation
+from graticule.lab.training.results import Evaluation
 from graticule.lab.training.task import SourceModel, Task, TrainedRun
 from graticule.registry.fields import Count, Finite, Whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 #: The shorter and the longer side in pixels that images are fitted in.
 Sides = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class DenseScore(ABC):
-    """The scores of a dense model at one size."""
-
-    size: Sides
-
-    @property
-    @abstractmethod
-    def main(self) -> float:
-        """Return the score that is plotted, in percent."""
-
-
-S = TypeVar("S", bound=DenseScore)
+S = TypeVar("S", bound=Any)
 
 
 class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     """Scores of a detector or a segmentation model at several sizes, on the original images."""
-
-    #: Label of the axis of the main score in the figure.
-    label: ClassVar[str]
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes."""
@@ -69,17 +49,6 @@ class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     def fits(self, task: Any) -> list[Sides]:
         """Return the sizes that images are fitted to; that of the recipe by default."""
         return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(task.recipe.fit)]
-
-    def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
-        """Plot the main score against the shorter side, one line per run; None for a single size."""
-        if len({score.size for run in evaluated for score in run.scores}) < 2:
-            return None
-        from graticule.lab.figures.scores import resolution_plot
-
-        scores = {run.label: {(score.size[0],) * 2: [score.main] for score in run.scores} for run in evaluated}
-        figure = resolution_plot(scores, evaluated[0].recipe.fit[0], self.label)
-        figure.axes[0].set_xlabel("shorter side of the images (pixels)")
-        return figure
 
 
 class DenseClasses(TypedDict):
@@ -100,7 +69,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
 
     description = DenseClasses
-    examples = "images"
     unit = "img/s"
     inputs = "images with boxes, masks or classes of pixels"
 

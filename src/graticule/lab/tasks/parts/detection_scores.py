@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.lab.tasks.parts.dense import DenseScore
-
 
 @dataclass(frozen=True)
-class DetectionScore(DenseScore):
+class DetectionScore:
     """Scores of a detector at one size.
 
     values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks; None if there are
@@ -26,15 +24,10 @@ class DetectionScore(DenseScore):
     class_map: average precision of the boxes of each class, by name; None for a class without objects.
     """
 
+    size: tuple[int, int]
     values: dict[str, float | None]
     class_map: dict[str, float | None]
     images: int
-    images_per_second: float
-
-    @property
-    def main(self) -> float:
-        """Return the average precision of the boxes, in percent."""
-        return self.values["box_map"] or 0.0
 
 
 #: COCO's summary in its order: name and position.

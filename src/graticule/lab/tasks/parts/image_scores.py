@@ -1,13 +1,12 @@
-"""Accuracy and cost at any image size, including those of no training."""
+"""Accuracy and cost at any image size."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.external.traced_model import view_of
 from graticule.lab.data.module import DataModule
+from graticule.lab.data.transforms import Mode
 from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
 from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
-from graticule.lab.training.validation import batch_results
-from graticule.position.grid import Crop
+from graticule.lab.training.validation import Sums, batch_results
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.fields import Whole, read_typed
 from graticule.surgery.fold import fold, unfold
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Size = tuple[int, int]
-
-#: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
-#: cropped.
-Mode = Literal["zoom", "canvas", "crop"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,6 @@ class Score:
     images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
         None if not measured.
     real: percent of the images with ImageNet-ReaL labels whose top-1 is one of them; None without these labels.
-    placed: for a crop, whether it had the position of its part of the whole image; otherwise None.
     """
 
     size: Size
@@ -57,46 +51,7 @@ class Score:
     images_per_second: float | None = None
     memory: float | None = None
     real: float | None = None
-    placed: bool | None = None
     multiply_adds: int | None = None
-
-
-def check_crop(size: Size, trained: Size) -> None:
-    """Check that images of `trained` = (height, width) can be cropped to `size`, in pixels."""
-    if size[0] > trained[0] or size[1] > trained[1]:
-        raise ValueError(
-            f"`sizes` of crops must be at most that of the training, {trained[0]} x {trained[1]}, on both sides, "
-            f"got {size[0]} x {size[1]}; canvas keeps the scale of the content on larger images."
-        )
-
-
-class OnMiddle(nn.Module):
-    """Applies a model to the middle part of images, which begins at a corner of a patch.
-
-    Args:
-        model: the model; one whose encoding can encode a part of an image receives the part as its `crop`.
-        size: (height, width) of the part, in pixels.
-        full: (height, width) of the images.
-    """
-
-    def __init__(self, model: nn.Module, size: Size, full: Size) -> None:
-        super().__init__()
-        patch = model.coarsest_patch if isinstance(model, Backbone) else (1, 1)
-        self.top, self.left = ((full[axis] - size[axis]) // 2 // patch[axis] * patch[axis] for axis in (0, 1))
-        self.height, self.width = size
-        self.crop: Crop | None = None
-        if isinstance(model, Backbone):
-            grid = unfold(model).grid_at(full)
-            crop = Crop.of_pixels(full, (self.top, self.left, *size), (full[0] // grid.height, full[1] // grid.width))
-            with contextlib.suppress(ValueError):  # raised by an encoding that cannot encode it
-                model.position(model.grid_at(size).cropped(crop))
-                self.crop = crop
-        self.model = _at(model, size) if self.crop is None else model
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images (B, C, height, width)."""
-        part = images[..., self.top : self.top + self.height, self.left : self.left + self.width]
-        return self.model(part) if self.crop is None else self.model(part, self.crop)
 
 
 def check_sizes(model: nn.Module, sizes: Iterable[Size]) -> None:
@@ -120,23 +75,18 @@ def evaluate(
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
     With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training on a larger canvas
-    (`DataModule.eval_dataloader`); with crop they keep it, too, and are cropped to their middle, with the position of
-    this part of the whole image if the encoding can encode it (`Score.placed`).
+    (`DataModule.eval_dataloader`).
 
     Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
-    unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
-    a full batch, without reading; measuring them takes half a second per size. `real` is the path of the labels of
+    unless it depends on the image; the model is unchanged afterwards. Speed and memory are measured in the forward pass
+    of a full batch, without reading; measuring them takes half a second per size. `real` is the path of the labels of
     `Score.real` (`read_real`).
 
     Raises:
-        ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
+        ValueError: for a size that is not a multiple of the patch, before any work.
     """
     sizes = list(sizes)
     check_sizes(model, sizes)
-    if mode == "crop":
-        for size in sizes:
-            check_crop(size, data.size)
-    classes = data.info.num_classes
     was_training = model.training
     model.to(device)
     data.to(torch.device(device))
@@ -145,40 +95,48 @@ def evaluate(
     for size in sizes if measure_cost else ():
         sized = model.eval() if isinstance(model, Backbone) else _at(model.eval(), size)
         counts[size] = count_multiply_adds(sized, torch.empty(1, data.info.channels, *size))
-    loaders = {
-        size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
-        for size in dict.fromkeys(sizes)
-    }
+    loaders = {size: data.eval_dataloader(size, mode=mode) for size in dict.fromkeys(sizes)}
     try:
         for size in sizes:
-            cropped = mode == "crop" and size != data.size
-            sized = (OnMiddle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
-            top1, top5, loss, count, first = 0, 0, 0.0, 0, None
+            sized = _at(model, size).to(device).eval()
+            sums, first = Sums(), None
             real_labels = None if real is None else read_real(real, data)
             compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
-                loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
-                count += len(labels)
-                top1 += int((logits.argmax(-1) == labels).sum())
-                top5 += int((logits.topk(min(5, classes)).indices == labels[:, None]).sum())
+                sums.add(image_scores(logits, labels, top5=data.info.num_classes > 5))
                 if real_labels is not None:
                     real_labels.add_result(logits)
             assert first is not None  # `data` raises if there are no test images
+            means = sums.means()
             score = Score(
                 size=size,
-                top1=100 * top1 / count,
-                top5=100 * top5 / count if classes > 5 else None,
-                loss=loss / count,
-                images=count,
+                top1=means["top1"],
+                top5=means.get("top5"),
+                loss=means["loss"],
+                images=sums.count,
                 real=None if real_labels is None else real_labels.get_accuracy(1),
-                placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
                 multiply_adds=counts.get(size),
             )
             cost = dataclasses.asdict(inference_cost(sized, first.to(device))) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
+    return scores
+
+
+def image_scores(logits: Tensor, labels: Tensor, top5: bool = False) -> dict[str, Tensor]:
+    """Return the loss and the scores of images, (B,) each: 100 if the label is among the highest logits, else 0.
+
+    Args:
+        logits: (B, classes).
+        labels: (B,).
+        top5: whether also the five highest logits are looked at.
+    """
+    scores = {"loss": F.cross_entropy(logits.float(), labels, reduction="none")}
+    scores["top1"] = 100 * (logits.argmax(-1) == labels)
+    if top5:
+        scores["top5"] = 100 * (logits.topk(5).indices == labels[:, None]).any(-1)
     return scores
 
 
@@ -222,8 +180,6 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and the file of labels."""
         check_sizes(model, self._sizes(task))
-        for size in self._sizes(task) if self.mode == "crop" else ():
-            check_crop(size, data.size)
         if self.real is not None:
             read_real(self.real, data)
 
@@ -259,13 +215,6 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
         notes = [f"* the training size of the run; {measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
-        if self.mode == "crop":
-            notes += [
-                "crop: the middle of the image at the scale of the training, with its position in the whole image"
-            ]
-            if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
-                reason = "with the position of a whole image, since they cannot encode a crop"
-                notes.append(f"{reason}: {', '.join(unplaced)}")
         scored = ("top-1 (%)", "change", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         end = None if has_memory else -1
