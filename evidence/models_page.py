@@ -455,7 +455,7 @@ def main() -> None:
         text = between(text, library, table(of_library))
         versions, dates = sorted({row.version for row in of_library}), sorted({row.date for row in of_library})
         texts.append(f"{library} {' and '.join(versions)} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})")
-    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{' and '.join(texts)}\g<2>", text))
+    write_text(PAGE, re.sub(r"(?s)(measured it with ).*?(, on small)", rf"\g<1>{' and '.join(texts)}\g<2>", text))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Situations that people reported in public threads, rebuilt in small; the first line of each says which."""
 
+import re
 from functools import partial
 
 import timm
@@ -88,4 +89,28 @@ def test_weights_of_torchvision(tmp_path):
     ]:
         torch.save(draw(theirs).state_dict(), path := tmp_path / "file.pth")
         ours = graticule.load_checkpoint(graticule.create_model(name, img_size=32, **arguments), path).eval()
+        torch.testing.assert_close(ours(images := torch.randn(2, 3, 32, 32)), theirs.eval()(images))
+
+
+def test_weights_of_mmpretrain(tmp_path):
+    """mmpretrain threads: files of its ViT and DeiT are read, with the outputs of timm's models of these weights."""
+    for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
+        small = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+        theirs = draw(timm.create_model(name, **small))
+        state = {}
+        for key, value in theirs.state_dict().items():
+            for pattern, other in (
+                (r"^head", "head.layers.head"),
+                (r"^norm\.", "ln1."),
+                (r"^blocks\.", "layers."),
+                (r"\.norm", ".ln"),
+                (r"mlp\.fc1", "ffn.layers.0.0"),
+                (r"mlp\.fc2", "ffn.layers.1"),
+                (r"^patch_embed\.proj", "patch_embed.projection"),
+                (r"^(?!head)", "backbone."),
+            ):
+                key = re.sub(pattern, other, key)
+            state[key] = value
+        torch.save({"state_dict": state}, path := tmp_path / "mmpretrain.pth")
+        ours = graticule.load_checkpoint(graticule.create_model(name, **small), path).eval()
         torch.testing.assert_close(ours(images := torch.randn(2, 3, 32, 32)), theirs.eval()(images))

@@ -441,4 +441,5 @@ def test_the_output_in_the_docs_is_what_the_command_prints(capsys):
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     command, printed = re.findall(r"^    (graticule check \S+ --skip export)\n\n((?:    .*\n)+)", page, re.M)[0]
     code, out, _ = run_command(capsys, *command.split()[1:])
-    assert code == 0 and out == re.sub("^    ", "", printed, flags=re.MULTILINE)
+    shown, rest, _ = re.sub("^    ", "", printed, flags=re.MULTILINE).partition("...\n")
+    assert code == 0 and out.startswith(shown) and (rest or out == shown)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.staged import Stage
-from graticule.checkpoints.layouts import rename_by_timm, rename_torchvision
+from graticule.checkpoints.layouts import rename_by_timm, rename_library
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.layers.tokenizers import Patches, fit_images, patch_grid
@@ -193,7 +193,7 @@ class MergingPyramid(Pyramid):
 
         It has a stage's merging at the end of the previous stage, saves masks, and names a table `absolute_pos_embed`.
         """
-        state = rename_torchvision(state)
+        state = rename_library(state)
         tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
         has_stages_merged_last = "layers.0.downsample.reduction.weight" in state  # also with our names of position
         position = {name: state[name] for name in state if has_stages_merged_last and name.startswith("position.")}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checkpoints.layouts import rename_torchvision
+from graticule.checkpoints.layouts import rename_library
 from graticule.checkpoints.load import renamed_state_dict
 from graticule.checkpoints.read import unusable
 from graticule.layers.block import PostNormBlock
@@ -109,7 +109,7 @@ class SwinTransformerV2(SwinTransformer):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of Microsoft's code under our names, with the windows that its coordinates are for."""
-        state = rename_torchvision(state)
+        state = rename_library(state)
         renamed = super().own_layout(state)
         for published, name in self.position.published_names().items():
             table = state.get(published.removesuffix("cpb_mlp.0.weight") + "relative_coords_table")

@@ -17,7 +17,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.staged import draw_patches
 from graticule.backbones.token_model import init_linear
-from graticule.checkpoints.layouts import rename_by_timm, rename_torchvision
+from graticule.checkpoints.layouts import rename_by_timm, rename_library
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
 from graticule.layers.parts import (
@@ -311,7 +311,7 @@ class VisionTransformer(Backbone):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the codes of CLIP, EVA, DINOv2, torchvision and others under timm's names."""
-        state = rename_torchvision(state)
+        state = rename_library(state)
         chunks = {match.groups() for name in state if (match := re.match(r"blocks\.(\d+)\.(\d+)\.", name))}
         if len({block for _, block in chunks}) == len(chunks):  # of DINOv2's training, not the stages of a pyramid
             state = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in state.items()}

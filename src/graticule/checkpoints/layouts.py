@@ -100,13 +100,30 @@ _OF_TORCHVISION: tuple[tuple[str, Any], ...] = (
 )
 
 
-def rename_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict of torchvision's ViT or Swin under timm's names, any other one unchanged."""
-    if not state.keys() & {"conv_proj.weight", "features.0.0.weight"}:
+#: The same for mmpretrain's ViT and DeiT.
+_OF_MMPRETRAIN: tuple[tuple[str, Any], ...] = (
+    (r"^backbone\.", ""),
+    (r"^patch_embed\.projection\.", "patch_embed.proj."),
+    (r"^ln1\.", "norm."),
+    (r"^head\.layers\.head", "head"),
+    (r"^layers\.(\d+)\.ln", r"layers.\1.norm"),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+    (r"^layers\.", "blocks."),
+)
+
+
+def rename_library(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict of torchvision's ViT or Swin, or mmpretrain's ViT, under timm's names, others unchanged."""
+    if state.keys() & {"conv_proj.weight", "features.0.0.weight"}:
+        patterns = _OF_TORCHVISION
+    elif state.keys() & {"layers.0.ffn.layers.0.0.weight", "backbone.layers.0.ffn.layers.0.0.weight"}:
+        patterns = _OF_MMPRETRAIN
+    else:
         return state
 
     def rename(name: str) -> str:
-        for pattern, other in _OF_TORCHVISION:
+        for pattern, other in patterns:
             name = re.sub(pattern, other, name)
         return name
 

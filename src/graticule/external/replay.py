@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,12 @@ def _parts_that_stay(part: nn.Module, name: str, owners: Collection[str]) -> tup
     has_code = any(vars(part)[kind] for kind in HOOKS) or any(
         callable(getattr(type(part), key, 0)) for key in vars(part)
     )
-    stays = name not in owners and not has_code and not _reads_size(type(part)) and all(stay for stay, _ in within)
+    stays = (
+        name not in owners
+        and not has_code
+        and not _reads_size(cast("Any", type(part)))
+        and all(stay for stay, _ in within)
+    )
     if stays and not isinstance(part, nn.ModuleList | nn.ModuleDict):
         return True, [part] if any(True for _ in part.parameters()) else []
     return stays, [inner for _, parts in within for inner in parts]

@@ -18,7 +18,7 @@ def test_the_page_has_tables_curves_and_images_and_needs_nothing_else(tmp_path):
     explorer = (tmp_path / "explorer.html").read_text(encoding="utf-8")
     assert all(name in explorer for name in module.EXPLORED) and len(explorer) < 3_000_000
     for scores in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
-        assert re.search(rf">{sum(scores) / 2:.0f}(\.0)? ±", page)
+        assert re.search(rf">{sum(scores) / 2:.2f} ±", page)
     assert all(f"zoom {height}" in page for height, _ in module.SIZES)
     assert "neither confirm nor refute the paper" in page and "the control of amplitude" in page
     assert page.count(" points over default") == 2 and page.count(" points over std 1") == 2

@@ -74,12 +74,12 @@ def _show(runs: Sequence[tuple[str, RunSummary]], options: RunsOptions) -> None:
     metrics = {summary.metric for _, summary in runs if summary.metric is not None}
     mixed = len(metrics) != 1
     best = "best" if mixed else f"best {metrics.pop().title}"
-    shown = [*(key for key in _FIRST if key not in shared), *complete]
+    listed = [*(key for key in _FIRST if key not in shared), *complete]
     rows = [
-        [name, summary.state, *(columns[key][at] for key in shown), *_results(summary, mixed)]
+        [name, summary.state, *(columns[key][at] for key in listed), *_results(summary, mixed)]
         for at, (name, summary) in enumerate(runs)
     ]
-    options.print_table(["run", "state", *shown, "epoch", best, "last", "time", "changed"], *rows)
+    options.print_table(["run", "state", *listed, "epoch", best, "last", "time", "changed"], *rows)
     if shared:
         options.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
     if left_out := [key for key in others if key not in complete]:
