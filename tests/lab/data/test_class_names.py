@@ -73,16 +73,16 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
 def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, capsys):
     """24 x 40 pixels lose 40 % of their width in a square; mixed sizes have no size of their own."""
     for name, sizes, message in (
-        ("wide", [(24, 40)], "leaves out 40 % of the images (mean of 6); `img_size` 24 40 is theirs"),
+        ("wide", [(24, 40)], "leaves out 40 % of an image (mean of 6; all have 24 x 40 pixels)"),
         ("square", [(16, 16)], ""),
-        ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of the images (mean of 6)"),
+        ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of an image (mean of 6)"),
     ):
         root = write_folder(tmp_path / name)
         for index, path in enumerate(sorted((root / "train").rglob("*.JPEG"))):
             draw_image(index, *sizes[index % len(sizes)]).save(path)
         run = train(recipe(root), tmp_path / f"run {name}", progress=False)
         err = capsys.readouterr().err
-        assert ("center crop" in err) == bool(message) and message in err
+        assert ("crops the center" in err) == bool(message) and message in err
         assert message in run.log_file.read_text()
     for size, message in (
         ((28, 44), "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio"),

@@ -109,14 +109,14 @@ class Classification(Task[Recipe, "DataModule"]):
             height, width = data.info.size
             changed = height * size[1] != width * size[0]
             how = f"images of {height} x {width} pixels are resized to {size[0]} x {size[1]}, another aspect ratio"
-            return [f"{how}; `img_size` {height} {width} is theirs"] if changed else []
+            return [f"{how}; `img_size` {height} {width} would keep it"] if changed else []
         height, width = np.array(data.stored_sizes("train")).T
         ratio = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
         lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(ratio, 1 / ratio)).mean())
         same = (height == height[0]).all() and (width == width[0]).all()
-        native = f"; `img_size` {height[0]} {width[0]} is theirs" if same else ""
-        crop = f"in evaluation, the center crop of {size[0]} x {size[1]} leaves out {lost} % of the images"
-        return [f"{crop} (mean of {len(height)}){native}"] if lost >= 1 else []
+        native = f"; all have {height[0]} x {width[0]} pixels" if same else ""
+        crop = f"evaluation crops the center to {size[0]} x {size[1]}, which leaves out {lost} % of an image"
+        return [f"{crop} (mean of {len(height)}{native})"] if lost >= 1 else []
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
         """Return whether classes are those of the data, as far as the classes have names."""
