@@ -368,7 +368,7 @@ def finding(rows: list[Record]) -> str:
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results in Markdown."""
-    from graticule.lab.studies.tables import markdown
+    from graticule.system.tables import markdown
 
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     lines = [

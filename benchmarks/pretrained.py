@@ -39,6 +39,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 import graticule
+from evidence.records import between
 from graticule.analysis.certificate import certify
 from graticule.analysis.debias import METHODS
 from graticule.analysis.effect import resampled
@@ -47,9 +48,8 @@ from graticule.lab.data.sets.published import cifar10
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import line_style, new_axes
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_json, write_text
-from graticule.system.tables import plain
+from graticule.system.tables import markdown, plain
 
 DOCS = Path(__file__).parent.parent / "docs"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

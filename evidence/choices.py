@@ -9,7 +9,7 @@ from evidence.contrasts import Asked, Contrast, Registry
 from evidence.gym import GRIDS
 from evidence.papers import link
 from graticule.lab.studies.results import TRAINED
-from graticule.lab.studies.tables import markdown
+from graticule.system.tables import markdown
 
 #: Tasks of docs/which.md that share a table -> their columns.
 CLASSIFY = {"same size": "trained size", "zoomed": "zoomed", "canvas": "empty canvas"}

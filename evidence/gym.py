@@ -19,7 +19,7 @@ from evidence.records import read_records
 from graticule.analysis.share import mean_estimate
 from graticule.lab.data.sets.gym import TASKS
 from graticule.lab.studies.results import TRAINED
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.system.tables import Rows, markdown
 
 #: (choice, task, at) -> seed -> score in percent, from chance to a perfect answer; the task "mean" is over all tasks.
 Scores = dict[tuple[str, str, str], dict[int, float]]

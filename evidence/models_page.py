@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import graticule
-from evidence.records import csv_of_records, read_records
+from evidence.records import between, csv_of_records, read_records
 from graticule.analysis.audit import audit
 from graticule.external.images import call, image_size, own_patch_size
 from graticule.external.traced_model import view_of
 from graticule.external.transformers_folder import class_of
-from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
+from graticule.system.tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
 DATA = Path(__file__).with_name("models.csv")

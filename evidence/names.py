@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from graticule.backbones.registry import create_model
 from graticule.lab.studies.matrix import GROUPS, combinations, group_of, order_encodings, rows
-from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
+from graticule.system.tables import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 with Path(__file__).with_name("uses.csv").open(encoding="utf-8") as _file:

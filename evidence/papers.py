@@ -18,7 +18,7 @@ from typing import Any
 from evidence.contrasts import Asked, Contrast, Registry
 from evidence.records import read_records
 from evidence.studies import read_table
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.system.tables import Rows, markdown
 
 ITEMS = Path(__file__).with_name("papers.csv")
 #: Images of ImageNet-1K.

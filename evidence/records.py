@@ -1,8 +1,9 @@
-"""Records of the pages: dataclasses as rows of a CSV file."""
+"""Records of the pages, dataclasses as rows of a CSV file, and the markers between which tables are written."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,3 +34,12 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         check_value(kind, values, f"{path} is damaged: line {number}")
         for number, values in enumerate(rows.to_dict("records"), 2)
     ]
+
+
+def between(text: str, name: str, new: str) -> str:
+    """Return a page with `new` between the markers of `name`, NAME: begin and NAME: end in comments of HTML."""
+    marks = f"<!-- {re.escape(name)}: "
+    pattern = re.compile(rf"({marks}begin[^>]*-->\n).*?({marks}end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
+    return pattern.sub(lambda match: f"{match[1]}\n{new}\n\n{match[2]}", text)

@@ -24,9 +24,10 @@ import torch
 
 import graticule
 from evidence.position_tables import build, codes
-from graticule.lab.studies.tables import between, markdown
+from evidence.records import between
 from graticule.lab.terminal import bar
 from graticule.system.files import write_text
+from graticule.system.tables import markdown
 from graticule.testing.tables import inspect_code
 
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"

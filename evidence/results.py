@@ -21,12 +21,12 @@ from evidence.choices import CELLS, which_part, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
-from evidence.records import read_records
+from evidence.records import between, read_records
 from evidence.studies import Study, load, names, read_table
 from graticule.lab.studies.results import TRAINED, mean_table, provenance
-from graticule.lab.studies.tables import Rows, between, markdown
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
+from graticule.system.tables import Rows, markdown
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from scipy.stats import binomtest
 from torch.nn.functional import grid_sample, interpolate
 
-from graticule.lab.studies.tables import between
+from evidence.records import between
 from graticule.registry.specs import Spec
 from graticule.system.files import write_text
 from graticule.testing import BiasCode, RotationCode, TableCode, inspect_code

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 #: The size of a printed result.
 LINES, COLUMNS = 20, 110
+Rows = list[tuple[str, ...]]
 #: The letters of a name that are kept as long as numbers fit beside it.
 _NAME = 16
 
@@ -106,3 +107,10 @@ class PrintedTable(ABC):
         parts = [f"<th>{'</th><th>'.join(header)}</th>", *(f"<td>{'</td><td>'.join(row)}</td>" for row in cells)]
         texts = [f"<p>{'<br>'.join(map(html.escape, lines))}</p>" * bool(lines) for lines in (above, below)]
         return f"{texts[0]}<table><tr>{'</tr><tr>'.join(parts)}</tr></table>{texts[1]}"
+
+
+def markdown(*tables: Sequence[Sequence[str]]) -> str:
+    """Write tables in Markdown, with an empty line between them."""
+    lines = [[table[0], ["---"] * len(table[0]), *table[1:]] for table in tables]
+    cells = [[[text.replace("|", "\\|") for text in row] for row in rows] for rows in lines]
+    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in rows) for rows in cells)

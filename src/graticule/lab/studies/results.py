@@ -16,14 +16,19 @@ from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import LEAST, LEVEL, conclusion, format_p, paired, spread
-from graticule.lab.studies.tables import Rows, markdown, size_text
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.system.files import write_text
-from graticule.system.tables import PrintedTable
+from graticule.system.tables import PrintedTable, Rows, markdown
 
 #: Condition of the score of the last epoch of training.
 TRAINED = "trained"
+
+
+def size_text(size: tuple[int, int]) -> str:
+    """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
+    height, width = size
+    return str(height) if height == width else f"{height}x{width}"
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
