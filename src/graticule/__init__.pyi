@@ -60,6 +60,7 @@ from .position.position import PositionBuilder as PositionBuilder
 from .position.position import register_encoding as register_encoding
 from .position.resampling import Resampler as Resampler
 from .position.resampling import register_resampler as register_resampler
+from .position.rotation import PairRotation as PairRotation
 from .registry.plugins import load_plugin as load_plugin
 from .registry.specs import Spec as Spec
 from .surgery.change import change_position as change_position

@@ -21,6 +21,7 @@ TEMPLATES = Path(new.__file__).with_name("templates")
 ROOMS = {
     "encoding": ("encodings", ENCODINGS, graticule.list_encodings),
     "bias": ("encodings", ENCODINGS, graticule.list_encodings),
+    "rotary": ("encodings", ENCODINGS, graticule.list_encodings),
     "backbone": ("backbones", MODELS, graticule.list_models),
     "task": ("lab.tasks", list_tasks(), list_tasks),
     "dataset": ("lab.data.sets", DATASETS, list_datasets),

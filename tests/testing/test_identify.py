@@ -143,6 +143,7 @@ def test_near_misses_are_not_confused(code, encoding):
 def test_other_code_is_not_named(code, note):
     identity = identify(code, channels=16)
     assert identity.encoding is None and note in identity.notes[0], identity
+    assert note == "as if quantized" or not any("frequenc" in other for other in identity.notes), identity
 
 
 @pytest.mark.parametrize(

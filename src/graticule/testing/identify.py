@@ -171,7 +171,7 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
             notes = [*notes, f"at {by(LARGE)} patches it has other values"]
     if best.values is not None:
         notes = [*notes, "its parameters are learned: the encoding has the same values with those of the code"]
-    if not equal and nearest < math.inf and isinstance(code, RotationCode):
+    if not equal and nearest < math.inf and isinstance(code, RotationCode) and tries:  # else it has no frequencies
         notes = [*notes, *_differing(code, best)]
     names = (str(best.spec), None) if equal else (None, str(best.spec) if nearest < math.inf else None)
     return Identity(names[0], f"Grid({best.shape})", nearest, tuple(grids), names[1], tuple(presets), tuple(notes))

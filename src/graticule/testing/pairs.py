@@ -254,7 +254,7 @@ def dtype(code: RotationCode) -> str:
         rotated = code.values(precision)[grid]
         if rotated.dtype != precision:
             raise Failed(f"queries of {precision} must stay {precision}, got {rotated.dtype}")
-        law = f"{precision} must be near float64 on {by(grid)} patches"
+        law = f"{precision} must be near float64 on {by(grid)} patches: angles must be float32 at least"
         check_same(rotated.double(), exact, law, rounding(precision, largest, code.terms))
     return f"float32 and bfloat16 on {by(grid)} patches"
 

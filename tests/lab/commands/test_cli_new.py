@@ -21,7 +21,7 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
     assert code == 0 and err == ""
     wrote, test, tried = out.splitlines()
     assert wrote == f"wrote {name}.py and test_{name}.py"
-    checked = kind in ("encoding", "bias", "joining", "backbone", "task")
+    checked = kind in ("encoding", "bias", "rotary", "joining", "backbone", "task")
     assert test == (f"check it: graticule check {name}.py" if checked else f"test it:  pytest test_{name}.py")
     assert tried.startswith("run it:   graticule ") and f"{name}.py" in tried
     spec = importlib.util.spec_from_file_location(f"test_{name}", tmp_path / f"test_{name}.py")

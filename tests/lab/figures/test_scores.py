@@ -89,6 +89,8 @@ def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
     np.testing.assert_allclose(points.get_xydata(), [[28, 80], [32, 71]])
     np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 2 * 2**0.5])
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["28", "32"]
+    (ax,) = render(resolution_plot({"default": {(32, 32): [70.0, 72.0]}}, trained_at=28)).axes
+    assert ax.get_xlim()[1] > 32.1  # the last marker is whole
     assert any(list(line.get_xdata()) == [28, 28] for line in ax.lines)
     resolution_plot(scores, trained_at=(28, 28))
 

@@ -161,8 +161,7 @@ class BiasEncoding(LayerBias, Encoding):
         """Build one instance for `grid`, and set its attributes `grid` and `num_heads` if it has none."""
         built = super().build(stage, grid, options)
         for name, value in (("grid", grid), ("num_heads", stage.num_heads)):
-            if name not in vars(built):
-                setattr(built, name, value)
+            vars(built).setdefault(name, value)
         return built
 
     @classmethod

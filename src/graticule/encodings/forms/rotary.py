@@ -85,13 +85,15 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def build(cls, stage: StageSpec, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid` from options; the options of parts are combined into dataclasses."""
+        """Build one instance, and set its attribute `grid` if it has none; parts are built from their options."""
         values = dict(options)
         for name, option in options_of(cls.__init__, FROM_STAGE).items():
             names = [field.name for field in fields(option.kind)] if is_dataclass(option.kind) else []
             if part := {field: values.pop(field) for field in names if field in values}:
                 values[name] = replace(option.default, **part)
-        return super().build(stage, grid, values)
+        built = super().build(stage, grid, values)
+        vars(built).setdefault("grid", grid)
+        return built
 
 
 class PlaneRotary(RotaryEncoding):

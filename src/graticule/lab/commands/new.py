@@ -22,10 +22,11 @@ class NewOptions(Options):
         graticule new joining my_joining --output methods
 
     The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
-    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
+    which joinings pass to the layers; a bias is added to the attention logits; a rotary encoding rotates queries and
+    keys.
     """
 
-    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
+    kind: Positional[Literal["encoding", "bias", "rotary", "joining", "backbone", "dataset", "recipe", "task"]]
     """kind of class or function in the file"""
     name: Positional[str]
     """its name, an identifier such as my_encoding"""
@@ -35,11 +36,12 @@ class NewOptions(Options):
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: The kinds that `graticule check FILE.py` checks.
-_CHECKED = {"encoding", "bias", "joining", "backbone", "task"}
+_CHECKED = {"encoding", "bias", "rotary", "joining", "backbone", "task"}
 #: Kind -> command that tries a file of that kind.
 _TRY = {
     "encoding": "train digits_quick --plugin {file} --encoding {name}",
     "bias": "train digits_quick --plugin {file} --encoding {name}",
+    "rotary": "train digits_quick --plugin {file} --encoding {name}",
     "joining": "train digits_quick --plugin {file} --joining {name}",
     "backbone": "train digits_quick --plugin {file} --model {name}",
     "dataset": "train digits_quick --plugin {file} --dataset {name}",

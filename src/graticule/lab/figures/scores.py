@@ -54,9 +54,9 @@ def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1
     places = {size: float(size[0] if squares else place) for place, size in enumerate(sizes)}
     figure, ax = new_axes("size of the test images (pixels)", ylabel)
     _draw(ax, scores, places, **({} if squares else {"linestyle": "none"}))
+    ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
     names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
     _ticks(ax, list(places.values()), names, not squares)
-    ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
     ax.annotate(
         "trained at",
         (places[trained], 0),
