@@ -173,7 +173,8 @@ def older_text(_: str, registry: Registry) -> str:
     for study in OLDER:
         rows = read_table(registry.folder / f"study_{study.data}.csv")
         seeds = str(rows.seed.nunique())
-        table.append((f"[`{study.data}`](data/study_{study.data}.csv)", study.measured, seeds, rows.date.max(), study.commit, study.caveat))
+        scores = f"[`{study.data}`](data/study_{study.data}.csv)"
+        table.append((scores, study.measured, seeds, rows.date.max(), study.commit, study.caveat))
     return markdown(table)
 
 
