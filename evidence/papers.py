@@ -157,7 +157,7 @@ def answers(item: Item, registry: Registry) -> str:
         controls = dict.fromkeys(row.control for row, _ in several)
         cells = "; ".join(
             f"{row.label}: {text_of(row, contrast)} ({len(contrast.values)}"
-            + f", {row.control}" * (len(controls) > 1 or len(several) == 1)
+            + f", {re.sub('^none', 'no control', row.control)}" * (len(controls) > 1 or len(several) == 1)
             + ")"
             for row, contrast in several
         )
@@ -173,7 +173,8 @@ def older_text(_: str, registry: Registry) -> str:
     for study in OLDER:
         rows = read_table(registry.folder / f"study_{study.data}.csv")
         seeds = str(rows.seed.nunique())
-        table.append((f"`{study.data}`", study.measured, seeds, rows.date.max(), study.commit, study.caveat))
+        scores = f"[`{study.data}`](data/study_{study.data}.csv)"
+        table.append((scores, study.measured, seeds, rows.date.max(), study.commit, study.caveat))
     return markdown(table)
 
 

@@ -91,7 +91,8 @@ def origin_text(name: str, registry: Registry) -> str:
     """Return origin, what all have, controls and limits of a study."""
     study, rows = rows_of(name, registry)
     shared = f"All have {built_text(read_built(registry.folder, name))[0]}."
-    return " ".join(filter(None, (f"`{name}`:", origin(study, rows), shared, study.controls, study.limits)))
+    scores = f"[`{name}`](data/study_{name}.csv):"
+    return " ".join(filter(None, (scores, origin(study, rows), shared, study.controls, study.limits)))
 
 
 def means_of(study: Study, rows: DataFrame, metric: str = "") -> Rows:

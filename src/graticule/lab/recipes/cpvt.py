@@ -26,7 +26,7 @@ The paper does not say whether the student has a distillation token, and how man
 and its one classifier learns from labels and teacher, as in DeiT's Eq. 3; --model deit_tiny_distilled_patch16_224 has
 a token. It has one PEG: Table 4 marks rows with five, and this one is not marked.
 
-PVT's code has the same settings, but its tables decay (--decay-position True, which also decays the class token). Its
+PVT's code has the same settings, but its tables decay (--decay-position, which also decays the class token). Its
 ten epochs of cool-down, like DeiT's, are never reached. pvt_small is the same; pvt_medium has --drop-path-rate 0.3
 --clip-grad 1 there.
 """

@@ -125,7 +125,8 @@ class TrainingRecipe:
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
     """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
     weight_decay: Usual[NotNegative] = 0.05
-    """decay of all weights except norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) decay"""
+    """decay of all weights except norms, biases and, without --decay-position, position parameters; those that mix
+    tokens (gMLP, PosMLP) decay"""
     decay_position: Flag = False
     """also decay tables of position and prefix tokens, as in ViT-Adapter's UperNet"""
     clip_grad: Positive | None = None
