@@ -31,7 +31,6 @@ NAMED = {
     "attach": "test_docs_code.py",
     "certificate": "surgery/test_fits.py",
     "continue": "test_docs_code.py",
-    "continued": "../docs/_ext/test_pages.py",
     "crops": "position/test_crops.py",
     "features": "backbones/test_timm_interface.py",
     "identify": "testing/test_identify.py",

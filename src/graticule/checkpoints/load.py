@@ -179,7 +179,7 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, s
                 )
                 break
             complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(target.shape)}")
-            if name.endswith("pos_embed"):
+            if name.endswith("pos_embed") and value.shape[-1:] == target.shape[-1:]:
                 complaints[-1] += "; give its grid of patches as `grid`, if that is it"
         elif kind(value) != kind(target):
             complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(target)}")
@@ -204,7 +204,10 @@ def position_of(model: nn.Module) -> Position:
     """Return the position of a backbone."""
     position = getattr(model, "position", None)
     if not isinstance(position, Position):
-        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+        raise ValueError(
+            f"`model` must be a backbone with a `position`, got {type(model).__name__}; graticule.convert "
+            "makes one from a timm or transformers model."
+        )
     return position
 
 

@@ -70,8 +70,11 @@ def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys)
 
 
 def test_publish_takes_names_files_of_weights_and_models_of_timm(lape_run, tmp_path, capsys):
+    tuned = timm.create_model("vit_tiny_patch16_224", num_classes=7).state_dict()
+    weights = str(save_weights(tuned, tmp_path / "tuned.safetensors"))
     cases = [
         ("name", ("vit_nano_patch4_28", "--encoding", "rope"), "rope"),
+        ("other classes", ("timm:vit_tiny_patch16_224", "--weights", weights), "learnable"),
         ("timm", ("timm:vit_tiny_patch16_224", "--weights", "random", "--joining", "lape"), "learnable"),
         ("file", (str(lape_run.folder / "weights.safetensors"),), "learnable"),
     ]
@@ -80,6 +83,7 @@ def test_publish_takes_names_files_of_weights_and_models_of_timm(lape_run, tmp_p
         assert code == 0, err
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert config["graticule"]["encoding"] == encoding
+    assert torch.equal(graticule.from_pretrained(tmp_path / "other classes").head.weight, tuned["head.weight"])
     again = graticule.from_pretrained(tmp_path / "file")
     x = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
@@ -173,8 +177,13 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("publish", new / "x.pth", new), "x.pth', which does not exist"),
         (("publish", run, new, "--joining", "lape"), "`joining` must be left out with '"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
+        (("evaluate", "./nothing", "--images", new), "`run` must be the folder of a run"),
+        (("train", "digits_quick", "--model", run.name), f"did you mean './{run.name}'?"),
+        (("debias", run, "--images", run / "recipe.json", "--output", new), "which is not a folder"),
+        (("train", "digits_quick", "--data-root", run), "`data_root` must be left out without dataset image_folder"),
         (("publish", run, new, "--private"), "`private` must be left out without push, since it has no effect"),
     ]
-    for arguments, message in cases:
-        assert message in refused(capsys, *arguments)
+    with contextlib.chdir(run.parent):
+        for arguments, message in cases:
+            assert message in refused(capsys, *arguments)
     assert not new.exists()

@@ -92,7 +92,7 @@ def test_a_missing_root_is_named(tmp_path, name):
         ("train/*", "two classes or more, got 0 in .*train"),
         ("val/*", "two classes or more, got 0 in .*val"),
         ("train/[cd]*", "two classes or more, got 1 in .*train"),
-        ("val/dog", "the same classes in training and evaluation; in one only: dog"),
+        ("val/dog", "the same classes in training and evaluation; in training only: dog"),
         ("train/dog/*", r"must have images .* in every class, got none in .*dog\."),
     ],
 )

@@ -29,11 +29,10 @@ class CheckOptions(OfSize, JsonOutput):
         graticule check my_model.py:build --img-size 64x96
         graticule check my_methods.py        # the classes of a plugin
 
-    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
-    FILE.py:NAME is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a
-    function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked,
-    tasks by short runs of the first recipe in it.
-    The exit code is 1 if a check failed.
+    MODEL is any model. A timm or graticule name gets random weights, in timm with two layers per stage. FILE.py:NAME
+    is a module, position code alone (`graticule.testing.RotationCode`, `BiasCode` or `TableCode`), or a function that
+    builds one. FILE.py is a plugin: its encodings, joinings, resamplers, backbones and tasks are checked, tasks by
+    short runs of the first recipe in it. The exit code is 1 if a check failed.
     """
 
     target: Positional[str]

@@ -30,7 +30,7 @@ def open_models(
     if isinstance(options, NamedData):
         others = [target for target, kind in zip(targets, kinds, strict=True) if kind != "run"]
         for name in ("images", "data_root"):
-            if not others and (value := getattr(options, name)) is not None:
+            if not others and all(map(os.path.exists, targets)) and (value := getattr(options, name)) is not None:
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(value)!r}.")
         if others and options.images is None:
             is_folder = Path(others[0]).is_dir() and not is_path(others[0])
@@ -101,7 +101,8 @@ def check_labels(opened: training.LoadedModel, data: Any, source: str) -> None:
         if names:
             lab_data.check_class_names(classes, names, opened.target, "images")
         raise ValueError(
-            f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}."
+            f"`images` must have the {count} classes of {opened.target}, got {len(classes) or 'none'} in {source!r}; "
+            "--probe knn scores its features on other classes."
         )
     if not names:
         words = f"does not name its classes: the classes of {source} are used in order"

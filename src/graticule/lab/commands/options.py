@@ -158,10 +158,11 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
     check_fields(options)
     check_effects(options, values)
-    root = options.recipe.data_root
-    if root is not None and not root.exists():
+    if (root := options.recipe.data_root) is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
     options.recipe.record_overrides(recipe.overrides | names)
+    in_package = getattr(options.recipe, "dataset", None) in ("digits", "scenes", "pydoc")
+    options.recipe.check_effect("data_root", not in_package, "dataset image_folder, or another that reads files")
     options.line = command_line(command, arguments)
     return cast("T", options)
 

@@ -20,8 +20,8 @@ class ResizeOptions(NamedModels, JsonOutput):
         graticule resize RUN 56 --output FOLDER
         graticule resize timm:vit_small_patch16_224 224 320 --output FOLDER
 
-    Tables of position embeddings are resampled once, so that the model can be trained at that size. A model of timm or
-    transformers is converted. graticule.from_pretrained and all commands open the folder.
+    Tables of position embeddings are resampled once, so that the model can be trained at that size. timm:NAME and
+    hf:NAME are converted. graticule.from_pretrained and all commands open the folder.
     """
 
     model: Positional[str]

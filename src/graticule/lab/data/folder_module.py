@@ -90,7 +90,8 @@ class FolderModule(DataModule):
 def find_images(folder: Path) -> tuple[Path, list[Path]]:
     """Return the folder of the test images in `folder`, and the images below it."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
+        wrong = "is not a folder" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which {wrong}.")
     root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
     if not (paths := images_below(root)):
         raise ValueError(f"`images` must have images in it, got none in {folder}.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self
 
 import numpy as np
@@ -52,11 +53,12 @@ class ImageData(Loading):
     def check_classes(self, train: DatasetInfo, test: DatasetInfo) -> None:
         """Check that both splits have the same classes in the same order."""
         if train.class_names != test.class_names:
-            differing = sorted({*train.class_names} ^ {*test.class_names})
-            listed = f"in one only: {', '.join(differing[:5])}{', ...' * (len(differing) > 5)}"
+            ours, others = {*train.class_names}, {*test.class_names}
+            alone = {"training": sorted(ours - others), "evaluation": sorted(others - ours)}
+            listed = [f"in {split} only: {shorten(', '.join(names), 80)}" for split, names in alone.items() if names]
             raise ValueError(
                 f"`data_root` must have the same classes in training and evaluation; "
-                f"{listed if differing else 'got another order'} ({train.name})."
+                f"{'; '.join(listed) or 'got another order'} ({train.name})."
             )
 
     @property

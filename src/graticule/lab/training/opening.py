@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import create_model, list_models
 from graticule.checkpoints.load import load_checkpoint, load_own
+from graticule.checkpoints.read import read_state
 from graticule.external.convert.conversion import convert
 from graticule.external.traced_model import view_of
 from graticule.hub.config import Preparation
@@ -170,9 +171,12 @@ def _open_by_name(target: str, weights: str | None, position: dict[str, str], co
                 f"({type(error).__name__}: {reason}): --weights FILE, or --weights random."
             ) from error
     elif source == RANDOM:
-        hint = "" if weights else "; see --weights"
-        print(f"{target} has the weights of its initialization{hint}", file=sys.stderr)
+        print(f"{target} has the weights of its initialization{'' if weights else '; see --weights'}", file=sys.stderr)
     else:
+        weight = read_state(source).get(f"{model.pretrained_cfg.get('classifier')}.weight")
+        if weight is not None and len(weight) != model.num_classes:
+            print(f"{source} has {len(weight)} classes, and {target} is built with as many", file=sys.stderr)
+            model.reset_classifier(len(weight))
         (load_checkpoint if ours else load_own)(model, source)
     words = "".join(f", {kind} {value}" for kind, value in position.items())
     opened = describe_model(target, model, f"{target}{words}, weights: {source}")
@@ -302,10 +306,8 @@ def open_backbone(source: str, weights: bool = True) -> Backbone:
     """
     model = from_pretrained(source) if weights and source.startswith(TIMM) else open_module(source)
     model = getattr(model, "backbone", model)
-    if isinstance(model, Backbone):
-        return model
     try:
-        return convert(model)
+        return model if isinstance(model, Backbone) else convert(model)
     except ValueError as error:
         raise ValueError(
             f"`model` must be a backbone, or a model of timm or transformers that converts, got {source!r}: {error}"

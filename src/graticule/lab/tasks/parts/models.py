@@ -60,7 +60,7 @@ def build_backbone(
         values = {"num_classes": num_classes, "in_chans": channels, "img_size": img_size, "patch_size": patch_size}
         values |= {"global_pool": global_pool, "drop_path_rate": recipe.drop_path_rate}
         return _build_source(recipe, source or describe_source(recipe)["backbone"], values)
-    known_name("model", recipe.model.removeprefix(PREFIX), list_models())
+    check_model_name(recipe.model)
     values = {"global_pool": global_pool, "num_classes": num_classes}
     if global_pool is not None and "class_token" in list_arguments(recipe.model):
         values["class_token"] = global_pool == "token"
@@ -79,14 +79,22 @@ def _build_source(recipe: TrainingRecipe, source: SourceModel, values: Mapping[s
         chosen["joining"] = recipe.joining
     arguments = {name: value for name, value in (known | further | values | chosen).items() if name in known}
     described = Architecture(source["architecture"], json.loads(json.dumps(arguments)))
-    return build_checked(partial(build_described, Path(recipe.model), described), recipe)
+    return build_checked(
+        partial(build_described, Path(f"{recipe.model}, with the values of the recipe,"), described), recipe
+    )
+
+
+def check_model_name(model: str) -> None:
+    """Check that a model has this name; the error for the name of a folder suggests `./` before it."""
+    folders = [f"./{model}"] if Path(model).is_dir() else []
+    known_name("model", model.removeprefix(PREFIX), [*list_models(), *folders])
 
 
 def backbone_arguments(
     recipe: TrainingRecipe, channels: int, img_size: tuple[int, ...], patch_size: int | None, **values: Any
 ) -> dict[str, Any]:
     """Return the checked arguments of a backbone: those of `build_backbone`, and `values`, None for its defaults."""
-    known_name("model", recipe.model.removeprefix(PREFIX), list_models())
+    check_model_name(recipe.model)
     known = list_arguments(recipe.model)
     values = {
         "img_size": img_size,
