@@ -58,7 +58,10 @@ STANDS = {
     "--images 0 5 --sizes 224 288": "--images 0 5 --sizes 28 36",
     "--sizes 160 192 224 288": "--sizes 20 28",
     "--sizes 160 192 288 --mode canvas": "--sizes 20 24 32 --mode canvas",
+    "--sizes 160 224 384 448 512": "--sizes 20 28 36",
+    "--sizes 224 384": "--sizes 28 36",
     "--sizes 336 448x672": "--sizes 20 20x40",
+    "--layers 1 2 --heads 1 2": "--layers 0 1 --heads 1 2",
     "--window 512 --stride 341": "--window 96 --stride 60",
     "identify FILE.py:NAME": "identify rotation.py:code",
     "...": "",
@@ -182,7 +185,7 @@ def tiny(create):
     """Return a function that creates a small model instead of a large one, never with published weights."""
 
     def create_tiny(name, pretrained=False, **kwargs):
-        small = {"depth": 1, "embed_dim": 48, "num_heads": 2, "num_classes": 2} if "224" in name else {}
+        small = {"depth": 1, "embed_dim": 48, "num_heads": 2, "num_classes": 2} if "patch16_224" in name else {}
         small = {**small, "img_size": 56, "depth": 2, "embed_dim": 48, "num_heads": 2} if "dinov2" in name else small
         return create(name, **{**small, **kwargs})
 
@@ -255,7 +258,10 @@ def test_the_commands_of_a_page_run(page, capsys):
     for number, (command, _, _) in enumerate(PAGES[page]):
         if not is_run(command):
             continue
-        arguments, before = small(command, run, f"runs/{page}-{number}"), {"runs", *os.listdir()}
+        new, before = f"runs/{page}-{number}", {"runs", *os.listdir()}
+        arguments = small(command, "./RUN" if command.startswith("graticule explore") else run, new)
+        if "RUN RUN" in command:  # two runs
+            arguments[arguments.index(run) + 1] = shutil.copytree(run, f"{run}-2", dirs_exist_ok=True)
         try:
             code = main(arguments)
         except SystemExit as exit:  # after --help
