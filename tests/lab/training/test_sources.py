@@ -62,6 +62,7 @@ def test_a_model_of_timm_in_a_file_is_converted_and_starts_with_its_values(tmp_p
     words = ["--quick", "--img-size", 32, 32, "--freeze", "all-but-last-1+head", "--output", tmp_path / "run"]
     code, _, err = run_command(capsys, "train", "digits_quick", "--model", f"{file}:build", *words)
     assert code == 0, err
+    assert f"of digits, and {file}:build was trained with (0.5, 0.5, 0.5)" in err
     model, source = Run(tmp_path / "run").model(), open_backbone(f"{file}:build")
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     assert not torch.equal(model.blocks[1].attn.qkv.weight, source.blocks[1].attn.qkv.weight)

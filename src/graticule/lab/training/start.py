@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Trans
     elif recipe.of_source:
         opened = open_backbone(recipe.model)
         weights, names = opened.state_dict(), label_names(opened)
+        known, used = opened.pretrained_cfg.get("mean"), getattr(getattr(data, "info", None), "mean", None)
+        if known and used and tuple(known) != tuple(used):
+            print(
+                f"images are normalized with the mean {used} of {data.info.name}, and {recipe.model} was trained with "
+                f"{tuple(known)}",
+                file=sys.stderr,
+            )
     if weights is not None:
         same = task.same_outputs(run, names, data)
         report = task.take_weights(model, weights, same)
