@@ -198,7 +198,7 @@ def test_a_model_that_does_not_convert_is_opened_as_it_is_by_every_command(name,
         ("audit", source, "--images", image_folder, "--output", tmp_path),
         ("explore", source, "--images", image_folder / "0.png", "--output", tmp_path, "--no-open"),
         ("check", source, "--skip", "export", "crop", "caches"),
-        ("export", source, "--output", tmp_path / "model.pt2", "--dynamic", "batch"),
+        ("export", source, "--output", tmp_path / "model.pt2"),
     ):
         with pytest.warns(UserWarning, match="does not convert"):
             status, _, error_text = run_command(capsys, *command)

@@ -101,8 +101,11 @@ class Onnx(Format):
             warnings.simplefilter("ignore")
             try:
                 exported = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
-            except exporter.OnnxExporterError as error:
-                reason = str(error.__cause__ or error).strip().splitlines()
+            except Exception as error:  # also of the optimizer
+                cause: BaseException = error.__cause__ or error
+                while isinstance(cause.__cause__, RuntimeError):
+                    cause = cause.__cause__
+                reason = str(cause).strip().splitlines()
                 raise ValueError(
                     f"`model` must be one whose operators ONNX has, got the error: {reason[0][:300] if reason else ''} "
                     "For a fixed height and width, position is folded into constants; or use the format torch-export."
@@ -333,7 +336,8 @@ def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[T
             return list(run(images))
     except (AssertionError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        rule = "left out, or not both 'batch' and sides," if sizes.batch else "left out or 'batch'"
+        rule = "left out" if sizes.batch else "left out or 'batch'"
+        rule = "left out, or not both 'batch' and sides," if sizes.batch and sizes.sides else rule
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
             f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({reason[:200]})."

@@ -217,7 +217,10 @@ class Sizes:
                 continue
             return smallest
         refused = sizes.side(*[_STEPS] * len(fixed))
-        raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {refused}.")
+        advice = "; graticule.convert turns some models into ones of any size" if subject.is_external else ""
+        raise ValueError(
+            f"`dynamic` must be left out or 'batch' with this model, which refuses images of {by(refused)}{advice}."
+        )
 
     def doubled(self) -> Sizes:
         """Return those of twice the step."""
