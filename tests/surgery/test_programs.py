@@ -13,6 +13,7 @@ from torch.export import load
 import graticule
 from graticule import Grid
 from graticule.encodings.global_filter import GlobalFilters
+from graticule.surgery.export import FORMATS
 from graticule.surgery.export import export as export_function
 from graticule.surgery.export_program import Exportable, Program, Sizes, trace
 from tiny import SIZE, build, draw, images, tiny
@@ -263,6 +264,82 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
         export_function(model, tmp_path / "free.pt2", dynamic=EVERY)
     with pytest.raises(ValueError, match="`features` must be left out with VisionTransformer, which is not a backbone"):
         export_function(model, tmp_path / "features.pt2", features=[0])
+
+
+def depth_model(kind, backbone, **options):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16}
+    maps = {"out_features": [f"stage{stage}" for stage in (1, 2, 3, 4)], "reshape_hidden_states": False}
+    config = getattr(transformers, f"{backbone}Config")(image_size=40, patch_size=8, **sizes, **maps)
+    neck = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "backbone_config": config, **options}
+    model = getattr(transformers, f"{kind}ForDepthEstimation")(getattr(transformers, f"{kind}Config")(**neck))
+    for name, value in model.named_parameters():
+        if "position" in name:
+            torch.nn.init.normal_(value)
+    return model.eval()
+
+
+DPT = {"patch_size": 8, "reassemble_hidden_size": 16}
+ZOE = {"bottleneck_features": 8, "num_relative_features": 8, "bin_embedding_dim": 8}
+DEPTH_MODELS = [
+    ("DepthAnything", "Dinov2", {**DPT, "head_hidden_size": 8}, 8),
+    ("DPT", "Dinov2", {**DPT, "is_hybrid": False}, 16),  # its neck interpolates maps of odd sides
+    ("ZoeDepth", "Beit", {**ZOE, "patch_size": 8}, 16),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+@pytest.mark.parametrize(("kind", "backbone", "options", "step"), DEPTH_MODELS)
+def test_a_depth_model_is_one_program_for_images_of_any_size(kind, backbone, options, step, suffix, tmp_path):
+    model = depth_model(kind, backbone, **options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch_is_free = (kind, suffix) != ("ZoeDepth", "onnx")
+    if not batch_is_free:  # it is split into a number of parts that depends on the batch
+        with pytest.raises(ValueError, match=r"`model` must be one whose operators ONNX has, got the error: .*Split"):
+            export_function(model, tmp_path / "model.onnx", dynamic=["batch"])
+    exported = export_function(model, tmp_path / f"model.{suffix}", dynamic=EVERY if batch_is_free else ["sides"])
+    assert exported.takes.endswith(f"in steps of {step}") and exported.error < 1e-4
+    run = FORMATS[exported.format].open(exported.path)
+    for batch, rows, columns in ((2, 9, 6), (5, 4, 4), (1, 3, 8)):  # none of them compared by `export`
+        x = torch.randn(batch if batch_is_free else 1, 3, rows * step, columns * step)
+        with torch.no_grad():
+            expected = model(x).predicted_depth
+        (depth,) = run(x)
+        torch.testing.assert_close(depth, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    if suffix == "onnx":
+        assert [output.name for output in onnxruntime.InferenceSession(str(exported.path)).get_outputs()] == [
+            "predicted_depth"
+        ]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "interpolate_pos_encoding" not in vars(model.backbone.embeddings if backbone == "Dinov2" else model)
+
+
+def test_a_model_of_another_library_is_exported_for_a_size_or_refused(tmp_path):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {**small, "image_size": 16, "patch_size": 8}
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes)).eval()
+    exported = export_function(model, tmp_path / "model.pt2", img_size=(24, 16), dynamic=["batch"])
+    assert exported.takes == "batch of any size, height 24, width 16" and exported.error < 1e-5
+    x = torch.randn(4, 3, 24, 16)
+    with torch.no_grad():
+        tokens, pooled = load(exported.path).module()(x)
+        expected = model(x, interpolate_pos_encoding=True)
+    torch.testing.assert_close(tokens, expected.last_hidden_state, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pooled, expected.pooler_output, rtol=0, atol=1e-5)
+    text = transformers.BertModel(transformers.BertConfig(**small))
+    both = transformers.CLIPModel(transformers.CLIPConfig(text_config=small, vision_config=sizes))
+    fixed = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    for other, options, message in (
+        (text, {}, "`model` must have an image size, .* got BertModel"),
+        (both, {}, "`model` must run on images of its size, 16 x 16, alone to be exported, got CLIPModel, which"),
+        (model, {"img_size": 20}, "`img_size` must be a positive multiple of the patch size"),
+        (model, {"features": [0]}, "`features` must be left out with ViTModel"),
+        (fixed, {"dynamic": EVERY}, "`dynamic` must be left out or 'batch' with this model, .*; graticule.convert"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export_function(other, tmp_path / "other.pt2", **options)
+    assert not (tmp_path / "other.pt2").exists()
 
 
 @pytest.mark.slow

@@ -53,10 +53,10 @@ WRAPPERS = {
 }
 #: Wrapper -> what cannot be exported, and the error.
 _FEATURES = {"features": "`features` must be left out with"}
-_UNKNOWN = "`model` must be a backbone of images, a model with one, or have an attached position"
+_UNKNOWN = "`model` must be a backbone of images, a model with one, a model of timm or transformers, or have an"
 REFUSED = {
-    **{name: _FEATURES for name in WRAPPERS if "attached" in name or "debiased" in name},
-    **{name: {"": _UNKNOWN} for name in ("debiased host", "host")},
+    **{name: _FEATURES for name in WRAPPERS if name == "host" or "attached" in name or "debiased" in name},
+    "debiased host": {"": _UNKNOWN},
 }
 OPTIONS = {
     "fixed": {},

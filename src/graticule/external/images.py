@@ -23,11 +23,11 @@ _IMAGE_SIZES = ("img_size", "image_size")
 _STEMS = ("patch_embed", "stem", "embeds")
 
 
-def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
+def call(model: nn.Module, images: Tensor | Mapping[str, Any], interpolates: bool = False) -> Any:
     """Call a model with images of any size, or with a mapping of its keyword arguments.
 
-    Models of transformers are asked to interpolate their tables for other sizes than their own, and a masked
-    autoencoder to keep all patches in their order.
+    Models of transformers are asked to interpolate their tables for other sizes than their own, or always
+    (`interpolates`), and a masked autoencoder to keep all patches in their order.
     """
     if isinstance(images, Mapping):
         return model(**images)
@@ -42,7 +42,9 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         shapes = torch.tensor([[rows, columns]] * len(row), device=row.device)
         return model(row, row.new_ones(row.shape[:2], dtype=torch.long), shapes)
     if "interpolate_pos_encoding" in known:
-        options["interpolate_pos_encoding"] = image_size(model) not in (None, tuple(images.shape[-2:]))
+        options["interpolate_pos_encoding"] = interpolates or (
+            image_size(model) not in (None, tuple(images.shape[-2:]))
+        )
     patch = pair(getattr(config, "patch_size", None))
     if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
         return model(images, **options)

@@ -91,7 +91,7 @@ def resize_in_place(
     try:
         with restore_on_error(model, *configs):
             built = build_empty(model, model.config)
-            tables = _find_tables(model, built, sizes)
+            tables = find_tables(model, built, sizes)
             if image[-1] != image[-2]:
                 set_methods(model, tables, image)
             if changes:
@@ -119,7 +119,7 @@ def _run_empty(
     """Run the encoders of a model that its class builds for a size, on shapes alone; or all of it, on any values."""
     built, other = build_empty(model, model.config), _build(model, size, patch, channels)
     encoders = [sizes_of(encoder) for encoder in encoders_of([model.config])]
-    tables = _find_tables(model, built, encoders)
+    tables = find_tables(model, built, encoders)
     new_tables = _with_patch(tables, encoders[0][1], patch)
     count = _count_tokens(built, tables, image)
     new_count = count and _count_new_tokens(model, other, new_tables, size, patch, channels)
@@ -251,7 +251,7 @@ def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
     return changes
 
 
-def _find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shape]]) -> dict[str, Table]:
+def find_tables(model: Any, built: nn.Module, sizes: Sequence[tuple[Shape, Shape]]) -> dict[str, Table]:
     """Return the tables of a model, which are those parameters that grow with the grid of an encoder or of a stage."""
     image = sizes[0][0]
     double = (*image[:-2], *(2 * side for side in image[-2:]))

@@ -89,10 +89,11 @@ def find_table(name: str, shapes: Sequence[Shape], images: Sequence[Shape], patc
     return None
 
 
-def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> None:
+def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape, for_any_size: bool = False) -> None:
     """Replace methods of modules whose classes only know squares, for images of `size` that are not; else restore them.
 
-    Saving such a model by transformers warns. `tables` are by the name of their parameter.
+    Saving such a model by transformers warns. `tables` are by the name of their parameter. For images of any size the
+    methods of squares are replaced, too: a class may compare sizes, which a program for all of them cannot.
     """
     parts: dict[str, Any] = dict(model.named_modules())
     for part in parts.values():
@@ -103,7 +104,7 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> N
         if size[-1] != size[-2] and type(part).__name__ in (*_SWAPPED, _OF_COLUMNS):
             part.register_state_dict_pre_hook(say_grid)
     set_order(model, size)
-    if size[-1] == size[-2]:
+    if size[-1] == size[-2] and not for_any_size:
         return
     for path, table in tables.items():
         name, _, key = path.rpartition(".")
@@ -121,7 +122,12 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape) -> N
             setattr(reader, method, partial(read_table, owner, key, table, resampler, table.sides(size), patch))
         # a class whose constructor, or whose pass, only knows squares
         knows_squares = size in [getattr(part, "image_size", None) for part in (owner, reader)]
-        if knows_squares and methods and "interpolate_pos_encoding" in inspect.signature(reader.forward).parameters:
+        if (
+            knows_squares
+            and methods
+            and not for_any_size
+            and "interpolate_pos_encoding" in inspect.signature(reader.forward).parameters
+        ):
             reader.forward = partial(interpolate, reader)
         if (methods or knows_squares) and say_grid not in reader._state_dict_pre_hooks.values():
             reader.register_state_dict_pre_hook(say_grid)

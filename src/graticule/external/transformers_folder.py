@@ -125,7 +125,7 @@ def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
         takes_text = getattr(model, "main_input_name", "pixel_values") == "input_ids"
         warnings.warn(
             f"{source} is opened as {type(model).__name__} of its library, which does not convert{why}; it can be "
-            f"{'resized' if takes_text else 'audited, checked, explored and resized'}.",
+            f"{'resized' if takes_text else 'audited, checked, explored, exported and resized'}.",
             stacklevel=2,
         )
         untyped: Any = model

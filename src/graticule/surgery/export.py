@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,8 +101,11 @@ class Onnx(Format):
             warnings.simplefilter("ignore")
             try:
                 exported = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
-            except exporter.OnnxExporterError as error:
-                reason = str(error.__cause__ or error).strip().splitlines()
+            except Exception as error:  # also of the optimizer
+                cause: BaseException = error.__cause__ or error
+                while isinstance(cause.__cause__, RuntimeError):
+                    cause = cause.__cause__
+                reason = str(cause).strip().splitlines()
                 raise ValueError(
                     f"`model` must be one whose operators ONNX has, got the error: {reason[0][:300] if reason else ''} "
                     "For a fixed height and width, position is folded into constants; or use the format torch-export."
@@ -149,7 +152,7 @@ class TorchExport(Format):
             model = copy.deepcopy(program.model)
             quantize_(model, Int8WeightOnlyConfig())
             unwrap_tensor_subclass(model)
-            traced = trace(Program(Exportable.of(model), program.features), sizes)
+            traced = trace(Program(replace(program.subject, model=model), program.features), sizes)
         with path.open("wb") as file:  # for a path PyTorch requires its own suffix
             torch.export.save(traced, file)
 
@@ -242,7 +245,8 @@ def export(
 
     Args:
         model: a backbone of images, videos or volumes, a segmentation model, the feature maps of a dense model
-            (`model.features`), or a module with an attached position.
+            (`model.features`), a module with an attached position, or another model of timm or transformers that takes
+            images alone, such as a depth model.
         path: the file; nothing is written if the comparison fails.
         format: 'onnx' or 'torch-export'; from the suffix of `path` (.onnx, .pt2) by default.
         img_size: in pixels, one side, (height, width) or (depth, height, width); by default the size that the model is
@@ -271,17 +275,21 @@ def export(
     kind.check(int8)
     subject = subject.plain()
     sizes = Sizes.of(subject, size, dynamic)
-    if sizes.sides:
+    if sizes.sides and not subject.is_external:
         kind.check_position(subject.holder.position)
-    program = Program(subject.at(sizes), features)
-    traced, reference = trace(program, sizes), Program(subject.at(sizes, folded=False), features)
-    batches = []
-    for batch, size in sizes.checked():  # before translating, which takes longer
-        images = torch.randn(batch, subject.channels, *size, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            expected = reference(images)
-        checked_error(difference(_run_traced(traced, images, sizes), expected), path, size)
-        batches.append((images, size, expected))
+    try:
+        program, traced, batches = _checked_trace(subject, sizes, features, path)
+    except ValueError as refusal:
+        if not (sizes.sides and subject.is_external):
+            raise
+        try:  # a neck may halve the maps, and interpolate odd ones alone
+            sizes = sizes.doubled()
+            program, traced, batches = _checked_trace(subject, sizes, features, path)
+        except ValueError:
+            raise ValueError(
+                f"`dynamic` must be left out or 'batch' with {type(model).__name__}, unless graticule.convert takes "
+                f"it: with free sides, {refusal}"
+            ) from refusal
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model{kind.suffix}"
         kind.write(file, traced, program, sizes, int8)
@@ -292,6 +300,22 @@ def export(
             compared.append(ProgramComparison(len(images), size, error if int8 else checked_error(error, path, size)))
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
     return Exported(path, name, str(sizes), path.stat().st_size, tuple(compared))
+
+
+def _checked_trace(
+    subject: Exportable, sizes: Sizes, features: Sequence[int], path: Path
+) -> tuple[Program, ExportedProgram, list[tuple[Tensor, Size, Sequence[Tensor]]]]:
+    """Return a program, its trace, and the images, sizes and outputs that files are compared at, as the trace was."""
+    program = Program(subject.at(sizes), features)
+    traced, reference = trace(program, sizes), Program(subject.at(sizes, folded=False), features)
+    batches = []
+    for batch, size in sizes.checked():  # before translating, which takes longer
+        images = torch.randn(batch, subject.channels, *size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = reference(images)
+        checked_error(difference(_run_traced(traced, images, sizes), expected), path, size)
+        batches.append((images, size, expected))
+    return program, traced, batches
 
 
 def _format(path: Path, name: str | None) -> str:
@@ -312,7 +336,8 @@ def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[T
             return list(run(images))
     except (AssertionError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        rule = "left out, or not both 'batch' and sides," if sizes.batch else "left out or 'batch'"
+        rule = "left out" if sizes.batch else "left out or 'batch'"
+        rule = "left out, or not both 'batch' and sides," if sizes.batch and sizes.sides else rule
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
             f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({reason[:200]})."

@@ -19,6 +19,7 @@ from graticule.hub.kinds import HubModel
 from graticule.position.places import by
 from graticule.position.windows import Windows
 from graticule.registry.checks import known_name
+from graticule.registry.registry import NameTable
 from graticule.surgery.attached import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize
@@ -31,21 +32,24 @@ _SIDES = ("depth", "height", "width")
 _LONGEST = 2048
 #: Number of steps up to which the smallest free side is searched for.
 _STEPS = 16
+#: The classes that hold a model of another library, for images alone, by its name; see `ExternalModel`.
+HOLDERS: NameTable[str, type[Any]] = NameTable("library", "graticule.external.exportable")
 
 
 @dataclass(frozen=True)
 class Exportable:
     """A model to export.
 
-    model: a backbone, a model around one (a segmentation model, feature maps), or a module with an attached position.
-    holder: the backbone in it, or the attached position.
+    model: a backbone, a model around one (a segmentation model, feature maps), a module with an attached position, or
+        a holder of a model of another library.
+    holder: the backbone in it, the attached position, or the holder itself.
     channels: channels of its images.
     size: (height, width) in pixels of the images that its position is stored for, or with a depth.
     divisor: a divisor of the sides of images, in addition to the backbone's requirements.
     """
 
     model: Any
-    holder: Backbone | AttachedPosition
+    holder: Any
     channels: int
     size: Size
     divisor: int = 1
@@ -63,11 +67,21 @@ class Exportable:
         if attached is not None and first is not None and attached.patch_size is not None:
             size = tuple(side * count for side, count in zip(attached.patch_size, attached.grid.shape, strict=True))
             return cls(model, attached, first.in_channels, size)
+        libraries = [kind.__module__.partition(".")[0] for kind in type(model).__mro__]
+        holders = [HOLDERS[library] for library in libraries if library in HOLDERS and attached is None]
+        holder: Any = holders[0](model) if holders else model
+        if any(isinstance(holder, kind) for kind in HOLDERS.values()):
+            return cls(holder, holder, holder.in_chans, holder.img_size)
         raise ValueError(
-            f"`model` must be a backbone of images, a model with one, or have an attached position that follows the "
-            f"size of its images, got {type(model).__name__}; graticule.convert, before `debias`, turns a model of "
-            "timm or transformers into one."
+            f"`model` must be a backbone of images, a model with one, a model of timm or transformers, or have an "
+            f"attached position that follows the size of its images, got {type(model).__name__}; to export a debiased "
+            "model of these libraries, call graticule.convert before `debias`."
         )
+
+    @property
+    def is_external(self) -> bool:
+        """Return whether the model is one of another library."""
+        return not isinstance(self.holder, Backbone | AttachedPosition)
 
     def check(self, size: Any) -> None:
         """Check that the model can be resized to images of `size`."""
@@ -79,7 +93,7 @@ class Exportable:
 
     def check_free(self) -> None:
         """Check that a program of the model can accept images of other sizes."""
-        if isinstance(self.holder, Backbone):
+        if not isinstance(self.holder, AttachedPosition):
             return
         larger = [side + step for side, step in zip(self.size, self.patch, strict=True)]
         try:
@@ -97,13 +111,15 @@ class Exportable:
         """Return the fewest steps of a free side: an axis of length 1 would be fixed, in any of the maps."""
         if any(side > 1 for window in self._windows for side in window):
             return 3  # one whole window in addition to the parts that a shift leaves
+        if self.is_external:
+            return 3  # its neck may halve the maps
         coarsest = max(getattr(self.model, "strides", (1,)))
         return max(2, coarsest // min(self.step) + 1)
 
     @property
     def patch(self) -> Size:
         """Return (height, width) in pixels of a patch of the first stage."""
-        if isinstance(self.holder, AttachedPosition):
+        if not isinstance(self.holder, Backbone):
             return self.holder.patch_size or (1, 1)
         return tuple(side >> (len(self.holder.depths) - 1) for side in self.holder.coarsest_patch)
 
@@ -121,7 +137,7 @@ class Exportable:
     def _windows(self) -> list[tuple[int, ...]]:
         """Return (rows, columns) for each stage, which must divide its grid; ones for a stage without windows."""
         model = self.holder
-        if isinstance(model, AttachedPosition):
+        if not isinstance(model, Backbone):
             return [(1, 1)]
         grid = model.grid
         if grid.windows:  # which are larger at sizes of more patches than a window has
@@ -145,7 +161,13 @@ class Exportable:
         return Exportable.of(model)
 
     def at(self, sizes: Sizes, folded: bool = True) -> Exportable:
-        """Return a copy for images of `sizes`, folded if they are fixed; this subject must be a plain one."""
+        """Return a copy for images of `sizes`, folded if they are fixed; this subject must be a plain one.
+
+        A model of another library is never folded, but changed for a program of free sides.
+        """
+        if self.is_external:
+            stored = self.size if sizes.sides else sizes.fixed
+            return Exportable.of(self.holder.at(None if sizes.sides and folded else stored))
         model = copy.deepcopy(self.model)
         if sizes.sides:
             return Exportable.of(model)
@@ -191,11 +213,19 @@ class Sizes:
             try:
                 with torch.no_grad():
                     subject.model(torch.zeros(1, subject.channels, *smallest.side(*[least] * len(fixed))))
-            except (ValueError, AssertionError):  # timm's models raise the latter
+            except (ValueError, AssertionError, RuntimeError):  # models of other libraries raise the latter
                 continue
             return smallest
         refused = sizes.side(*[_STEPS] * len(fixed))
-        raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {refused}.")
+        advice = "; graticule.convert turns some models into ones of any size" if subject.is_external else ""
+        raise ValueError(
+            f"`dynamic` must be left out or 'batch' with this model, which refuses images of {by(refused)}{advice}."
+        )
+
+    def doubled(self) -> Sizes:
+        """Return those of twice the step."""
+        step, most = tuple(2 * side for side in self.step), tuple(side // 2 for side in self.most)
+        return replace(self, step=step, most=most)
 
     def side(self, *counts: int) -> Size:
         """Return the sides of images of these numbers of steps if they are free."""
@@ -267,11 +297,18 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
     """Trace a program for images of `sizes`."""
     batch, size = sizes.example()
     images = torch.zeros(batch, program.subject.channels, *size)
+    dimensions = sizes.dimensions()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = torch.export.export(program, (images,), dynamic_shapes=({**sizes.dimensions()},))
-    except (ValueError, RuntimeError, TypeError, AssertionError) as error:
+            try:
+                traced = torch.export.export(program, (images,), dynamic_shapes=(dimensions,))
+            except Exception:
+                if not (sizes.batch and program.subject.is_external):
+                    raise
+                dimensions[0] = torch.export.Dim.AUTO  # conditions that are not understood are checked by running
+                traced = torch.export.export(program, (images,), dynamic_shapes=(dimensions,))
+    except Exception as error:  # whatever a model raises
         if type(error) is ValueError:  # errors of this library already give the reason
             raise
         free = " and ".join(name for name in ("batch", "sides") if getattr(sizes, name)) or "nothing"

@@ -26,7 +26,7 @@ class ExportOptions(OfSize, NamedModels, JsonOutput):
     """
 
     model: Positional[str]
-    """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
+    """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, converted if it can be"""
     format: str | None = None
     """onnx or torch-export (default: from the name of the output, or onnx)"""
     output: Path | None = None
