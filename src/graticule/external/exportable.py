@@ -57,14 +57,11 @@ class ExternalModel(nn.Module):
             outputs = call(self.backbone, images, interpolates=self.takes_any_size)
         if isinstance(outputs, Tensor):
             return {"logits": outputs}
-        named = outputs if isinstance(outputs, Mapping) else {"output": outputs}
-        tensors: dict[str, Any] = {}
-        for name, value in named.items():
-            parts = (
-                {f"{name}_{index}": part for index, part in enumerate(value)} if isinstance(value, tuple | list) else {}
-            )
-            tensors |= parts or {name: value}
-        return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+        named: dict[str, Any] = dict(outputs) if isinstance(outputs, Mapping) else {"output": outputs}
+        for name, value in [*named.items()]:
+            if isinstance(value, tuple | list):
+                named |= {f"{name}_{index}": part for index, part in enumerate(value)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def grid_at(self, size: Size) -> None:
         """Check that the model can be resized to images of a size."""
