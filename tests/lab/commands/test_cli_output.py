@@ -96,4 +96,5 @@ def test_none_resets_a_value_of_a_recipe(tmp_path):
     assert (resolved().clip_grad, resolved("--clip-grad", "None").clip_grad) == (1.0, None)
     assert resolved("--clip-grad", "2").clip_grad == 2.0
     assert resolved("--encoding", "shaw").encoding == "shaw" and resolved("--encoding", "None").encoding is None
-    assert resolved("--data-root", str(tmp_path)).data_root == tmp_path
+    words = ["--dataset", "image_folder", "--data-root", str(tmp_path)]
+    assert overridden(load_recipe("digits_quick"), words, "train digits_quick").data_root == tmp_path
