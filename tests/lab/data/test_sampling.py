@@ -8,7 +8,7 @@ import torch
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.sampling import BatchIndices, BatchOrder, Loading, evaluation_batches
+from graticule.lab.data.sampling import BatchIndices, BatchOrder, TaskData, evaluation_batches
 from graticule.lab.data.transforms import ImageExamples, training_transform
 from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
@@ -31,7 +31,7 @@ def drawn(*indices, epoch=0, repeats=0):
 
 def epochs(workers):
     order = BatchOrder(12, 5, seed=0)
-    loader = Loading.load(SimpleNamespace(workers=workers, seed=0), images(), order)
+    loader = TaskData.load(SimpleNamespace(workers=workers, seed=0), images(), order)
     seen = []
     for epoch in range(3):
         order.start(epoch)

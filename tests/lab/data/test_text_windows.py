@@ -57,7 +57,7 @@ def epoch_batches(data, epoch, **options):
 
 def test_the_module_gives_batches_of_the_stated_shapes():
     data = module()
-    assert data.size == 128 and data.skipped == []
+    assert data.size == 128 and data.skipped == ()
     for inputs, targets in (next(iter(data.train_dataloader())), next(iter(data.eval_dataloader(data.size)))):
         assert inputs.shape == targets.shape == (len(inputs), 128) and inputs.dtype == targets.dtype == torch.int64
         assert torch.equal(inputs[:, 1:], targets[:, :-1])

@@ -35,7 +35,7 @@ Target = dict[str, Any]
 class DenseInfo(DatasetInfo):
     """The facts of a data set for detection or segmentation that a model needs.
 
-    truth: the targets of every image, of boxes, masks and classes.
+    truth: of boxes, masks and classes.
     category_ids: the number of each class of objects in the files of the data set, used when results are written.
     pixel_names: the classes of pixels, if these are not `class_names`.
     """

@@ -22,6 +22,8 @@ from torch.utils.data import Dataset
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
+#: The truth of data sets for classification, see `DatasetInfo`.
+ONE_CLASS = "one class per image"
 
 #: Most classes of a data set: a damaged label must not determine the allocated memory.
 MOST_CLASSES = 1_000_000
@@ -40,9 +42,10 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
-    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` are
-    those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
-    native size get that of a model, in timm's words; images of one native size are resized without a crop (squash).
+    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` of the training images are
+    per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a native size get the size of a
+    model, in timm's words; images of one native size are resized without a crop (squash). `truth` is what is known of
+    every image.
     """
 
     name: str
@@ -52,6 +55,7 @@ class DatasetInfo:
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop_mode: Literal["center", "squash", "border"] = "center"
+    truth: tuple[str, ...] = (ONE_CLASS,)
 
     @property
     def num_classes(self) -> int:
@@ -147,12 +151,12 @@ class StoredImages(Dataset[Any], ABC):
             ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it is broken.
         """
 
-    @abstractmethod
     def place(self, index: int) -> Path:
-        """Return the name of an image in messages: its file, or the file that contains it and its name there."""
+        """Return the name of an image in messages: by default its first file."""
+        return self.files_of(index)[0]
 
-    def files_of(self, index: int) -> Iterable[Path]:
-        """Return the paths of the files of an example; none if it is in no file of its own."""
+    def files_of(self, index: int) -> Sequence[Path]:
+        """Return the paths of the files of an example, first of its image; none if it is in no file of its own."""
         return ()
 
     @abstractmethod

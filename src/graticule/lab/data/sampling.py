@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,14 +174,25 @@ class Examples(Batches):
 
     In training, the randomness of each is a function of seed, epoch, index and repeat alone, whichever batch it is in
     and whichever process makes it. The random states of the process are unchanged.
+
+    Args:
+        images: pairs of an image and its label or target, by index.
+        rows: (n,), the indices of the images that are used.
+        transform: whose draws are from torch, Python and NumPy.
+        seed: seed of the draws.
     """
 
     in_memory = False
-    seed: int = 0
+
+    def __init__(self, images: Any, rows: np.ndarray, transform: Callable[..., Any], seed: int = 0) -> None:
+        self.images, self.rows, self.transform, self.seed = images, rows, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @abstractmethod
     def example(self, index: int) -> Any:
-        """Return an example; draws are from torch, Python and NumPy."""
+        """Return an example."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> Any:
@@ -204,13 +216,22 @@ class Examples(Batches):
         return self.collate(examples)
 
 
-class Loading(ABC):
-    """The loaders of a data module, whose batches are functions of its seed alone."""
+class TaskData(ABC):
+    """The data of a task, as loaders of batches that are functions of its seed alone.
 
+    size: of the examples in training, at which a run is validated.
+    """
+
+    size: Any
     batch_size: int
     eval_batch_size: int
     seed: int
     workers: int = 0
+
+    @property
+    def skipped(self) -> Sequence[Path]:
+        """The broken files that training found and left out."""
+        return ()
 
     @abstractmethod
     def train_batches(self) -> Batches:

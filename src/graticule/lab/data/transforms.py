@@ -105,20 +105,7 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
 
 
 class ImageExamples(Examples):
-    """Transformed images.
-
-    Args:
-        images: pairs of an image and a label, by index.
-        rows: (n,), the indices of the images that are used.
-        transform: returns (C, height, width); its draws are from torch, Python and NumPy.
-        seed: seed of the draws.
-    """
-
-    def __init__(self, images: Any, rows: np.ndarray, transform: Transform, seed: int = 0) -> None:
-        self.images, self.rows, self.transform, self.seed = images, rows, transform, seed
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    """Transformed images, (C, height, width), and their labels."""
 
     def example(self, index: int) -> tuple[Tensor, int]:
         """Return a transformed image and its label."""

@@ -17,7 +17,7 @@ from lightning_fabric.strategies import DDPStrategy
 from torch import nn
 
 from graticule.checkpoints.read import save_weights
-from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.data.sampling import BatchOrder, TaskData
 from graticule.lab.training.checkpoints import Checkpoints
 from graticule.lab.training.progress import History, Progress
 from graticule.lab.training.recipe import TrainingRecipe
@@ -25,7 +25,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted, Preempted, Signals
 from graticule.lab.training.sharding import is_sharded, sharded_strategy
 from graticule.lab.training.start import lock_run, notes_of, record_run, resumable_state, starting_weights
-from graticule.lab.training.task import Task, TaskData, task_of
+from graticule.lab.training.task import Task, task_of
 from graticule.lab.training.training import Training
 from graticule.lab.training.workers import loading
 from graticule.registry.checks import checked

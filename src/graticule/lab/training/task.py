@@ -5,45 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
 from graticule.backbones.registry import definitions_of
 from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.registry import DATASETS
-from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.data.sampling import TaskData
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluation, Metric, Prediction
 from graticule.lab.training.validation import HeldOutEvaluation
 from graticule.registry.plugins import Definition, plugins_of
 from graticule.registry.registry import Registry, options_of
-
-
-class TaskData(Protocol):
-    """The data of a task, as reproducible batches, such as `DataModule` and `TextModule`."""
-
-    @property
-    def size(self) -> Any:
-        """The size of the examples in training, at which a run is validated."""
-
-    @property
-    def skipped(self) -> Sequence[Path]:
-        """The broken files that training found and left out."""
-
-    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the examples in the batches of one of `world_size` processes."""
-
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return the training batches in `order`."""
-
-    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return the batches of the held-out examples at `size`."""
-
 
 #: A run, as read by a task: its `folder`, `recipe()` and `described()`, the description of the data. `Run` is one.
 TrainedRun = Any

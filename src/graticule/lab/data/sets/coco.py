@@ -135,10 +135,6 @@ class CocoImages(DenseImages):
             values["area"] = annotation.get("area", float(areas[row]))
             self._objects[annotation["image_id"]].append(values)
 
-    def place(self, index: int) -> Path:
-        """Return the path of an image."""
-        return self.files[index]
-
     def files_of(self, index: int) -> tuple[Path]:
         """Return the path of an image."""
         return (self.files[index],)

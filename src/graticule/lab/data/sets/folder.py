@@ -27,10 +27,6 @@ class FolderImages(EncodedImages):
         """Return the bytes of a file."""
         return read_bytes(self.files[index][0], LARGEST)
 
-    def place(self, index: int) -> Path:
-        """Return the path of a file."""
-        return self.files[index][0]
-
     def files_of(self, index: int) -> tuple[Path]:
         """Return the path of a file."""
         return (self.files[index][0],)

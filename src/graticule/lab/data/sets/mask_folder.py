@@ -61,10 +61,6 @@ class MaskImages(DenseImages):
         self.values[[IGNORED, *ignored]] = IGNORED
         super().__init__(len(self.pairs), skip_broken=split == "train")
 
-    def place(self, index: int) -> Path:
-        """Return the path of an image."""
-        return self.pairs[index][0]
-
     def files_of(self, index: int) -> Sequence[Path]:
         """Return the paths of an image and its mask."""
         return self.pairs[index]
