@@ -89,7 +89,7 @@ def values_of(recipe):
 
 
 def optimization(recipe, model):
-    """Return optimizer, decay and schedule of a recipe, which are those of the built ones."""
+    """Return optimizer, decay and schedule of a recipe, as built."""
     optimizer = build_optimizer(recipe, model)
     schedule = build_schedule(recipe, optimizer, 10)
     (decay,) = {group["weight_decay"] for group in optimizer.param_groups} - {0}

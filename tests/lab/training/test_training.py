@@ -83,7 +83,7 @@ def test_an_invalid_value_is_refused_by_name(field, value):
         ("mixing.mixup=0.5,mixing.switch_prob=0.1", "mixing.mixup and mixing.cutmix"),
         ("distillation.alpha=0.2", "distillation.teacher"),
         ("augmentation.rand_augment=rand-m9,augmentation.color_jitter=0.1", "augmentation.rand_augment=None"),
-        ("augmentation.crop_pct=0.5", "images larger than those of digits"),
+        ("augmentation.crop_pct=0.5", "larger images than digits has"),
         ("augmentation.hflip=0.5,augmentation.ratio=0.2 5", "random crops by area"),
         ("augmentation.random_interpolation=true", "random crops by area"),
     ],

@@ -162,7 +162,7 @@ class TrainingTransform:
 
 
 class EvaluationTransform:
-    """The transform of evaluation: the resize and the normalization. The target stays that of the original image.
+    """The transform of evaluation: the resize and the normalization. The target is still of the original image.
 
     The target gets the `size` of the original, (height, width), to which predictions are resized.
 

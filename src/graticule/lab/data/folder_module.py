@@ -1,4 +1,4 @@
-"""The images of a folder at any depth, to inspect a model with; classes are those of the folders, if possible."""
+"""The images of a folder at any depth, to inspect a model with; the folders name the classes, if possible."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 #: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
 LARGEST = 3 << 29
-#: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
+#: Largest aspect ratio of an image, since its shorter side is resized to the side of the crop.
 _LONGEST = 500
 #: Errors of a file that is no image, or contradicts what is known of it.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -97,7 +97,7 @@ def same_classes(names: Sequence[str], others: Sequence[str]) -> bool:
 def class_labels(folders: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:
     """Return the output of a model for each class of data; None if they are not the classes of the model.
 
-    Classes are matched by name. Only if those of the model or of the data have no names are they taken in order.
+    Classes are matched by name, and in order only if the model or the data do not name them.
 
     Args:
         folders: the classes of the data.
@@ -180,7 +180,7 @@ class StoredImages(Dataset[Any], ABC):
             try:
                 return self.example(candidate)
             except UNREADABLE as error:
-                if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Pillow have none
+                if isinstance(error, OSError) and error.errno is not None:  # of the disk; Pillow's errors have none
                     raise
                 place, reason = self.place(candidate), (str(error) or type(error).__name__).rstrip(".")
                 if not self.skip_broken:

@@ -216,7 +216,7 @@ class DataModule(ImageData):
         return self._train
 
     def _train_images(self, size: tuple[int, int]) -> Batches:
-        """Return the training images at `size`, in memory if those of all sizes fit."""
+        """Return the training images at `size`, in memory if the images of all sizes fit."""
         if self._fits_in_memory("train", *self.train_sizes):
             if not self.augmentation.random:
                 return TensorImages(*self._tensors("train", size)).to(self.device)

@@ -1,4 +1,4 @@
-"""Data sets by name: those of the package and those that a plugin registers."""
+"""Data sets by name, of the package and of plugins."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-#: Separates the draws of sizes from those of images.
+#: Separates the draws of sizes from the draws of images.
 _SIZES = 0x512E
 
 
@@ -262,7 +262,7 @@ class TaskData(ABC):
     def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1, **options: Any) -> DataLoader[Any]:
         """Return the batches of the test examples at `size`, each once over all processes.
 
-        `options` are those of `eval_batches`.
+        `options` are passed to `eval_batches`.
         """
         batches = self.eval_batches(size, **options)
         return self.load(batches, evaluation_batches(len(batches), self.eval_batch_size, rank, world_size))

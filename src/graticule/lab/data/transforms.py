@@ -211,7 +211,7 @@ def shifts_only(augmentation: Augmentation) -> bool:
     return augmentation.random and not any(rest)
 
 
-#: How images get a size other than that of training: scaled (zoom), or at the same scale on a larger canvas (canvas).
+#: How images get another size than in training: scaled (zoom), or at the same scale on a larger canvas (canvas).
 Mode = Literal["zoom", "canvas"]
 #: Seed of the positions of the images, so that all models are tested on the same ones.
 _PLACE_SEED = 28

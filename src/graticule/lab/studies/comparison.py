@@ -161,7 +161,7 @@ def recipe_hash(recipe: TrainingRecipe) -> str:
 
 
 def run_hash(recipe: TrainingRecipe, data: Mapping[str, Any] | None) -> str:
-    """Return the hash of a recipe, and after a hyphen that of its data, if it is known.
+    """Return the hash of a recipe, followed by a hyphen and the hash of its data, if it is known.
 
     Sizes and times of files are left out, so that it is the same for a copy.
     """

@@ -19,8 +19,8 @@ from graticule.registry.checks import is_path
 class Teacher(nn.Module):
     r"""A trained model that classifies the images of a student, and the loss with its outputs.
 
-    It never changes: it is always in evaluation mode, without gradients, is never copied (not even by a moving average
-    of the student, which copies all modules), and is never saved, since it is no part of the student.
+    It is in evaluation mode, without gradients, and no part of the student, whose modules are trained, averaged and
+    saved.
 
     It gets the same augmented and mixed images as the student, as in DeiT's code, but in its own format: resized to its
     own size (bicubic, antialiased) if that differs, in its own normalization,
@@ -69,13 +69,6 @@ class Teacher(nn.Module):
             self.register_buffer(name, values.float().expand(channels)[:, None, None].clone(), persistent=False)
         self.requires_grad_(False)
         self.eval()
-
-    def train(self, mode: bool = True) -> Teacher:
-        """Stay in evaluation mode, whatever `mode`."""
-        return super().train(False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
-        return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:

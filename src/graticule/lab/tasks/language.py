@@ -93,8 +93,8 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return the unit, tokens per second, and the number of tokens per step."""
-        return "tok/s", self.recipe.batch_size * self.recipe.context
+        """Return the unit, tokens, and their number per step."""
+        return "tok", self.recipe.batch_size * self.recipe.context
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:

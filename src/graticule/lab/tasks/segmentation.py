@@ -182,9 +182,9 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
-    """Return the logits (classes, *size) of a normalized image (3, height, width), resized to that of its original.
+    """Return the logits (classes, *size) of a normalized image (3, height, width), resized to the original.
 
-    They are computed as a whole, or in windows: those of `window` and `stride` of a recipe.
+    They are computed as a whole, or in windows of the `window` and `stride` of a recipe.
     """
     if windows.window is None:
         logits = model(image[None])

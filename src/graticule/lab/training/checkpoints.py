@@ -1,7 +1,7 @@
 """The checkpoints of a run and their contents.
 
-A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and that of the best epoch, which `best.json`
-names.
+A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and the checkpoint of the best epoch, which
+`best.json` names.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
         Interrupted: if the user stopped the run; it can be resumed.
         OSError: if the disk is full, or a process that loads images died.
     """
-    if recipe.data_root is not None:  # a relative one would be another folder for who evaluates the run elsewhere
+    if recipe.data_root is not None:  # a relative one would point elsewhere from another folder
         recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)  # lines on devices
     run, signals = Run(Path(folder)), Signals()
@@ -187,7 +187,7 @@ def _fit(
 
 
 def build_fabric(recipe: TrainingRecipe, *, sync_batchnorm: bool = False) -> Fabric:
-    """Build Lightning's Fabric of a recipe, and check that its number of processes is that of the recipe."""
+    """Build Lightning's Fabric of a recipe, and check that it has the recipe's number of processes."""
     processes = recipe.devices * recipe.nodes
     several = sharded_strategy(processes) if recipe.strategy == "fsdp" else DDPStrategy(gradient_as_bucket_view=True)
     fabric = Fabric(

@@ -64,7 +64,7 @@ class TrainingRecipe:
         "min_lr": "schedule=cosine or schedule=poly",
         "warmup_lr": "warmup_epochs or warmup_steps",
     }
-    #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
+    #: The values that a user gave in place of the values of a recipe file, such as mixing.prob.
     overrides: ClassVar[frozenset[str]] = frozenset()
 
     model: Usual[str]
@@ -123,7 +123,7 @@ class TrainingRecipe:
     cooldown_epochs: Epochs = 0
     """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
-    """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
+    """epsilon in the denominators of the optimizer (default: the optimizer's, mostly 1e-8)"""
     weight_decay: Usual[NotNegative] = 0.05
     """decay of all weights except norms, biases and, without --decay-position, position parameters; those that mix
     tokens (gMLP, PosMLP) decay"""
@@ -327,8 +327,6 @@ class TrainingRecipe:
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
-        if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)
 
 

@@ -56,8 +56,8 @@ class Task(ABC, Generic[R, D]):
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
     #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: The unit of speed in the progress bar.
-    unit: ClassVar[str] = "ex/s"
+    #: The unit of an example in the progress bar.
+    unit: ClassVar[str] = "ex"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
     #: `mixed_loss(model, batch)`: the loss of a batch after `mix`. It depends on tensors alone and never waits for the
@@ -179,7 +179,7 @@ class Task(ABC, Generic[R, D]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return the unit of speed, and the amount per step."""
+        """Return the unit of progress, and the amount per step."""
         return self.unit, self.recipe.batch_size
 
     @property
@@ -224,7 +224,7 @@ def register_task(name: str) -> Callable[[T], T]:
 
 
 def list_tasks() -> Registry[type[Task[Any, Any]]]:
-    """Return the registry of tasks: those of the library, and those that were registered."""
+    """Return the registry of tasks, of the library and of plugins."""
     return _TASKS
 
 

@@ -162,7 +162,7 @@ class Training:
             torch.manual_seed(int(seed))
 
     def _check_finite(self, loss: Tensor, number: int) -> None:
-        """Check that the loss is finite: on a GPU that of the step before, so that it never waits.
+        """Check that the loss is finite: on a GPU, the loss of the step before, so that it never waits.
 
         If it is not in one process, all raise a FloatingPointError, so that none waits for another.
         """

@@ -84,7 +84,7 @@ class MaskImages(DenseImages):
 def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
 
-    The names of the classes are those of `root`/objectInfo150.txt, if it exists.
+    `root`/objectInfo150.txt names the classes, if it exists.
     """
     names = tuple(map(str, range(1, 151)))
     if root is not None and (listed := root / "objectInfo150.txt").is_file():

@@ -58,7 +58,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[EncodedImages, Datase
     """Load `root`/train, or `root`/val (or validation, or test): a folder per class, or .tar files.
 
     The .tar files are `root`/train/*.tar, or `root`/train.tar, `root`/*-train-*.tar and the like. Their images are
-    CLASS/NAME.jpg, or in a file CLASS.tar without folders; or those of a WebDataset, with labels from 0 in KEY.cls or
+    CLASS/NAME.jpg, or in a file CLASS.tar without folders; or a WebDataset's, with labels from 0 in KEY.cls or
     as "label" in KEY.json. Its classes are called "0", "1" and so on, or as the lines of `root`/classes.txt.
     """
     root = existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with .tar files of images")

@@ -47,7 +47,7 @@ class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
         """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
 
     def fits(self, task: Any) -> list[Sides]:
-        """Return the sizes that images are fitted to; that of the recipe by default."""
+        """Return the sizes that images are fitted to; by default, the size of the recipe."""
         return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(task.recipe.fit)]
 
 
@@ -69,7 +69,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
 
     description = DenseClasses
-    unit = "img/s"
+    unit = "img"
     inputs = "images with boxes, masks or classes of pixels"
 
     #: True if the data normalize the images; a model that normalizes gets them in [0, 1].
