@@ -43,7 +43,6 @@ class DenseModule(ImageData):
         self.read()
 
     def read_split(self, split: Split, limit: int | None) -> tuple[DenseImages, np.ndarray, DenseInfo]:
-        """Return the images of a split, evenly spaced rows, and their facts."""
         images, info = load_dataset(self.dataset, split, self.root, self.truth)
         return images, np.array(spread(len(images), limit or len(images))), info
 
@@ -53,7 +52,6 @@ class DenseModule(ImageData):
         return self.info.pixel_names or self.info.class_names if "classes" in self.truth else self.info.class_names
 
     def order_options(self) -> dict[str, Any]:
-        """Return the groups of images by shape."""
         if not self.by_shape:
             return {}
         if (sizes := self.images["train"].sizes) is None:
@@ -62,7 +60,6 @@ class DenseModule(ImageData):
         return {"groups": (width <= height).astype(np.int64)}
 
     def train_batches(self) -> Batches:
-        """Return the training images and their targets."""
         transform = TrainingTransform(self.size, self.augmentation, self.info if self.normalize else None)
         return DenseExamples(self.images["train"], self.rows["train"], transform, self.seed)
 
@@ -76,13 +73,11 @@ class DenseExamples(Examples):
     """Transformed images and the entries of their targets that are `wanted`, as plain tensors."""
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its target."""
         image, target = self.images[int(self.rows[index])]
         entries = {*self.images.wanted, "image_id", *(_OF_OBJECTS if "boxes" in self.images.wanted else ())}
         image, target = self.transform(image, {name: value for name, value in target.items() if name in entries})
         return plain(image), {name: plain(value) for name, value in target.items()}
 
     def collate(self, examples: Sequence[Any]) -> tuple[list[Tensor], list[Target]]:
-        """Return a list of images and one of targets."""
         images, targets = zip(*examples, strict=True)
         return list(images), list(targets)

@@ -129,7 +129,6 @@ class AugmentedImages(TensorImages):
         return self._erase(self._normalize(self._augmented[indices]), self._erased[batch.indices]), self.labels[indices]
 
     def to(self, device: torch.device) -> Self:
-        """Move the images to `device`, in place."""
         self.fill, self._noise = self.fill.to(device), self._noise.to(device)
         return super().to(device)
 

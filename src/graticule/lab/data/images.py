@@ -59,7 +59,6 @@ class DatasetInfo:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes."""
         return len(self.class_names)
 
 
@@ -204,11 +203,9 @@ class EncodedImages(StoredImages):
         """Return the stored bytes of an image."""
 
     def example(self, index: int) -> tuple[Image.Image, int]:
-        """Return a decoded image and its label."""
         return decode(self.read(index)), int(self.labels[index])
 
     def content(self, index: int) -> Iterable[bytes]:
-        """Return the stored bytes of an image."""
         return (self.read(index),)
 
 

@@ -94,17 +94,14 @@ class ImageData(TaskData):
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that training found and left out."""
         return getattr(self.images.get("train"), "skipped", [])
 
     @property
     def num_train(self) -> int:
-        """Return the number of training images."""
         return len(self.rows["train"])
 
     @property
     def num_test(self) -> int:
-        """Return the number of test images."""
         return len(self.rows["test"])
 
     def fingerprint(self) -> dict[str, Any]:
@@ -169,7 +166,6 @@ class DataModule(ImageData):
             )
 
     def read_split(self, split: Split, limit: int | None) -> tuple[Any, np.ndarray, DatasetInfo]:
-        """Return the images of a split, rows that are balanced over the classes, and their facts."""
         images, info = load_dataset(self.dataset, split if self.val_split is None else "train", self.root)
         labels = np.asarray(images.labels)
         rows = np.arange(len(labels))
@@ -195,7 +191,6 @@ class DataModule(ImageData):
         return self
 
     def order_options(self) -> dict[str, Any]:
-        """Return the arguments of `BatchOrder` for mixing, repeats and sizes."""
         return {"drop_last": self.drop_last, "repeats": self.repeats, "sizes": len(self.train_sizes)}
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:

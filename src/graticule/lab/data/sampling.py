@@ -243,7 +243,6 @@ class TaskData(ABC):
 
     @property
     def num_train(self) -> int:
-        """Return the number of training examples."""
         return len(self.train_batches())
 
     def order_options(self) -> dict[str, Any]:

@@ -108,7 +108,6 @@ class ImageExamples(Examples):
     """Transformed images, (C, height, width), and their labels."""
 
     def example(self, index: int) -> tuple[Tensor, int]:
-        """Return a transformed image and its label."""
         image, label = self.images[int(self.rows[index])]
         return self.transform(image), label
 

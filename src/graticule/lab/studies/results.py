@@ -55,17 +55,14 @@ class Results(PrintedTable):
 
     @property
     def metric(self) -> Metric:
-        """The metric of the choices."""
         return next(iter(self.choices.values())).metric
 
     @property
     def endpoint(self) -> str:
-        """The name of the score that is tested."""
         return f"{self.metric.title} after the last epoch"
 
     @property
     def runs(self) -> dict[str, list[Run]]:
-        """The finished runs of every choice."""
         members: dict[str, list[Run]] = {}
         for planned in plan(self.choices, self.rows.seed.unique().tolist(), self.folder):
             if planned.run.finished:
@@ -74,7 +71,6 @@ class Results(PrintedTable):
 
     @property
     def _scores(self) -> DataFrame:
-        """The rows of the metric."""
         return self.rows[self.rows.metric == self.metric.key]
 
     def conditions(self) -> list[str]:
@@ -93,7 +89,6 @@ class Results(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The endpoint."""
         return f"{self.endpoint}: mean ± s.d., and differences from the first"
 
     def summary(self) -> Rows:

@@ -81,7 +81,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The (height, width) of the images in pixels."""
         return self.recipe.img_size or self.original.img_size
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
@@ -161,7 +160,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         return [layer._asdict() for layer in drift_of(features(self.original.cpu(), images), features(model, images))]
 
     def save(self, data: DataModule, folder: Path) -> None:
-        """Write the certificate of the fit."""
         write_json(folder / "certificate.json", dict(self._certificate or {}))
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
@@ -222,7 +220,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         model.save_pretrained(run.folder / "published")
 
     def next_step(self, folder: str) -> str:
-        """Return the line with the folder of the adapted model."""
         return f"the adapted model: {folder}/published, for graticule.load, timm and the commands"
 
 

@@ -25,7 +25,6 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
-        """Score a detector on the held-out images, fitted to `size`; targets are of the original images."""
         images = held_out(task, model, data, size, device=device, progress=progress).examples
         values = task.scores.gathered().compute()
         return DetectionScore(
@@ -69,7 +68,6 @@ class Detection(DenseTask[DetectionRecipe]):
         return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
-        """Create the detector."""
         recipe = self.recipe
         return create_detector(backbone, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
 
@@ -86,7 +84,6 @@ class Detection(DenseTask[DetectionRecipe]):
         return {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1, **masks, "seed": seed}
 
     def start_validation(self) -> None:
-        """Clear the detections of the last validation."""
         self.scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:

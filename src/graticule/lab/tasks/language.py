@@ -49,7 +49,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     num_bytes: int
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
-        """Build the text and its tokens."""
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         return data
 
@@ -88,7 +87,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
-        """Return bits per byte."""
         return sums["loss"] / math.log(2) / self.num_bytes
 
     @property

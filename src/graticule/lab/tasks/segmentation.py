@@ -45,12 +45,10 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check sizes and windows."""
         super().check(task, model, data)
         self.recipe_of(task)
 
     def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
-        """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
         task, sums, label = Segmentation(self.recipe_of(task)), Sums(), f"{size[0]}x{size[1]}"
         compute = partial(task.validate, model.to(device))
         for _, values, _ in batch_results(compute, data.eval_dataloader(size), label, device, progress):
@@ -108,11 +106,9 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     @property
     def truth(self) -> tuple[str, ...]:
-        """Return classes."""
         return ("classes",)
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
-        """Create the segmentation model."""
         parts: dict[str, Any] = {name: getattr(self.recipe, name) for name in ("decoder", "neck", "auxiliary")}
         return create_segmenter(backbone, num_classes, **parts, **arguments)
 

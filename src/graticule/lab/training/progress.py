@@ -48,7 +48,6 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the current epoch."""
         return self._before + time.perf_counter() - self._start
 
     def add(self, scores: dict[str, float], epoch: int, epochs: int, step: int) -> dict[str, float]:

@@ -187,7 +187,6 @@ class TrainingRecipe:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        """Check the values of the learning rate schedule."""
         stepwise, decays, epochs = self.schedule == "step", list(self.decay_epochs), self.epochs
         if self.warmup_epochs >= epochs:
             raise ValueError(

@@ -75,7 +75,6 @@ class Task(ABC, Generic[R, D]):
 
     @property
     def metric(self) -> Metric:
-        """Return the metric of the recipe class."""
         return self.recipe.metric
 
     @abstractmethod

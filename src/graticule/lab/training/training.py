@@ -87,7 +87,6 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps so far."""
         return self.epoch * self.batches.steps + self.batches_done // self.recipe.accumulate
 
     @property

@@ -137,7 +137,6 @@ class HeldOutEvaluation(SizeOptions, Evaluation[HeldOut]):
             view_of(model).resized_to(size)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
-        """Score a model on the held-out data, at every size."""
         results: list[HeldOut] = []
         sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
         for size in sizes or [None]:

@@ -136,11 +136,9 @@ class CocoImages(DenseImages):
             self._objects[annotation["image_id"]].append(values)
 
     def files_of(self, index: int) -> tuple[Path]:
-        """Return the path of an image."""
         return (self.files[index],)
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its objects."""
         assert self.sizes is not None
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
         objects = self._objects[self.ids[index]]

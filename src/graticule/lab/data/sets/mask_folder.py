@@ -62,11 +62,9 @@ class MaskImages(DenseImages):
         super().__init__(len(self.pairs), skip_broken=split == "train")
 
     def files_of(self, index: int) -> Sequence[Path]:
-        """Return the paths of an image and its mask."""
         return self.pairs[index]
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and the class of each of its pixels."""
         image_file, mask_file = self.pairs[index]
         with Image.open(io.BytesIO(read_bytes(mask_file, LARGEST)), formats=("PNG",)) as stored:
             if stored.mode not in ("L", "P", "1"):

@@ -37,7 +37,6 @@ class ShardImages(EncodedImages):
         super().__init__(labels, skip_broken)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image."""
         if (size := int(self.size[index])) > LARGEST:
             raise ValueError(f"{self.place(index)} must have at most {LARGEST:,} bytes, got {size:,}.")
         with self.files_of(index)[0].open("rb") as file:
@@ -49,7 +48,6 @@ class ShardImages(EncodedImages):
         return Path(f"{self.files_of(index)[0]}/{self.names[index].decode('utf-8', 'surrogateescape')}")
 
     def files_of(self, index: int) -> tuple[Path]:
-        """Return the path of the .tar file."""
         return (self.shards[self.shard[index]][0],)
 
 

@@ -35,11 +35,9 @@ class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     """Scores of a detector or a segmentation model at several sizes, on the original images."""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the sizes."""
         self.fits(task)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
-        """Score a model at every size."""
         return [self.score(task, model, data, size, device, progress) for size in self.fits(task)]
 
     @abstractmethod
@@ -108,7 +106,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         }
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
-        """Build the model for the classes of the data."""
         recipe, classes = self.recipe, len(described["class_names"])
         shape = (described["channels"], recipe.img_size, recipe.patch_size)
         if recipe.of_source:

@@ -184,7 +184,6 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
             read_real(self.real, data)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
-        """Score a model at every size."""
         sizes = self._sizes(task)
         return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=self.real)
 
@@ -221,7 +220,6 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
         return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
-        """Return each score as plain values, with its run and the mode."""
         return [{"run": record.pop("run"), "mode": self.mode, **record} for record in super().records(evaluated)]
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
