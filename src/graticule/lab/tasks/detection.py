@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from graticule.lab.data.dense import Target
 from graticule.lab.tasks.options import DetectionRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
-from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Metric, Prediction, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import held_out
 
@@ -34,22 +34,21 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
             images=images,
         )
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> ScoreTable:
-        """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
-        rows = []
-        for run in evaluated:
-            for score in run.scores:
-                size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
-                for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
-                    cells = [show(value) for name, value in score.values.items() if name.startswith(kind)]
-                    rows.append([run.label, size, kind, *cells, f"{score.images:,}"])
-                if self.per_class:
-                    rows += [
-                        [f"  {name}", size, "box", show(value), *[""] * 6] for name, value in score.class_map.items()
-                    ]
-        notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
-        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images")
-        return ScoreTable(columns, rows, notes)
+    def rows(self, metric: Metric, run: Evaluated[DetectionScore]) -> Iterator[dict[str, str]]:
+        """Yield a row of boxes for each size, one of masks if predicted, and one per class if `per_class`."""
+        for score in run.scores:
+            size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
+            for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
+                values = [show(value) for name, value in score.values.items() if name.startswith(kind)]
+                scores = dict(zip(("mAP", "at 0.50", "at 0.75", "S", "M", "L"), values, strict=True))
+                yield {"size": size, "of": kind, **scores, "images": f"{score.images:,}"}
+            if self.per_class:
+                for name, value in score.class_map.items():
+                    yield {"run": f"  {name}", "size": size, "of": "box", "mAP": show(value)}
+
+    def notes(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> list[str]:
+        """Explain the star and the scores."""
+        return ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
 
 
 @register_task("detection")

@@ -231,25 +231,17 @@ class TrainingRecipe:
         """Parse `model_kwargs`: the value after each = is JSON or a word."""
         arguments: dict[str, Any] = {}
         for text in self.model_kwargs:
-            name, equals, value = text.partition("=")
-            if not (name.isidentifier() and equals and value) or name in arguments:
-                raise ValueError(
-                    f"`model_kwargs` must be different NAME=VALUE, such as windows=[28,14,14,7], got {text!r}."
-                )
+            name, _, value = text.partition("=")
             try:
-                arguments[name] = json.loads(
-                    {"True": "true", "False": "false"}.get(value, value), parse_constant=_refused
-                )
+                parsed = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
             except ValueError:
-                if not value.isidentifier():
-                    raise ValueError(
-                        f"`model_kwargs` must have JSON or a word after =, such as windows=[28,14,14,7], got {text!r}."
-                    ) from None
-                arguments[name] = value
-            if arguments[name] is None:
+                parsed = value if value.isidentifier() else None
+            if not name.isidentifier() or name in arguments or parsed is None:
                 raise ValueError(
-                    f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
+                    "`model_kwargs` must be different NAME=VALUE, where VALUE is JSON or a word, and not null, such as "
+                    f"windows=[28,14,14,7], got {text!r}."
                 )
+            arguments[name] = parsed
         return arguments
 
     def record_overrides(self, names: Iterable[str]) -> None:

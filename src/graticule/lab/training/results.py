@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -128,8 +128,18 @@ class Evaluation(ABC, Generic[S]):
         """Score a model, in evaluation mode; it is unchanged afterwards."""
 
     @abstractmethod
+    def rows(self, metric: Metric, run: Evaluated[S]) -> Iterator[dict[str, str]]:
+        """Yield the rows of a run in the table: the title of each column, without the run, and its text."""
+
+    def notes(self, evaluated: Sequence[Evaluated[S]]) -> list[str]:
+        """Return sentences below the table."""
+        return []
+
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
-        """Return the table of several runs."""
+        """Return the table of several runs; a column that a row does not have is empty in it."""
+        rows = [{"run": run.label, **row} for run in evaluated for row in self.rows(metric, run)]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        return ScoreTable(columns, [[row.get(column, "") for column in columns] for row in rows], self.notes(evaluated))
 
     def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import Mode
 from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, show
 from graticule.lab.training.validation import Sums, batch_results
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.fields import Whole, read_typed
@@ -187,37 +187,32 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
         sizes = self._sizes(task)
         return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=self.real)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> ScoreTable:
-        """Return a row for each run and size, with the difference from the training size."""
-        rows = []
-        for run in evaluated:
-            trained = run.recipe.img_size
-            reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
-            for score in run.scores:
-                rows.append(
-                    [
-                        run.label,
-                        "x".join(map(str, score.size)) + " *" * (score.size == trained),
-                        f"{score.top1:.2f}",
-                        show(None if reference is None else score.top1 - reference, "+.2f"),
-                        show(score.top5),
-                        *([] if score.real is None else [f"{score.real:.2f}"]),
-                        f"{score.loss:.3f}",
-                        f"{score.images:,}",
-                        show_multiply_adds(score.multiply_adds),
-                        show(score.images_per_second, ",.0f"),
-                        show(score.memory and score.memory / 1e6),
-                    ]
-                )
+    def rows(self, metric: Metric, run: Evaluated[Score]) -> Iterator[dict[str, str]]:
+        """Yield a row for each size, with the difference from the training size."""
+        trained = run.recipe.img_size
+        reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
+        for score in run.scores:
+            yield {
+                "size": "x".join(map(str, score.size)) + " *" * (score.size == trained),
+                "top-1 (%)": f"{score.top1:.2f}",
+                "change": show(None if reference is None else score.top1 - reference, "+.2f"),
+                "top-5 (%)": show(score.top5),
+                **({} if score.real is None else {"ReaL (%)": f"{score.real:.2f}"}),
+                "loss": f"{score.loss:.3f}",
+                "images": f"{score.images:,}",
+                "multiply-adds": show_multiply_adds(score.multiply_adds),
+                "images/s": show(score.images_per_second, ",.0f"),
+                **({} if score.memory is None else {"MB/image": show(score.memory / 1e6)}),
+            }
+
+    def notes(self, evaluated: Sequence[Evaluated[Score]]) -> list[str]:
+        """Explain the star, the cost and the canvas."""
         has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
         measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
         notes = [f"* the training size of the run; {measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
-        scored = ("top-1 (%)", "change", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
-        columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
-        end = None if has_memory else -1
-        return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
+        return notes
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
         return [{"run": record.pop("run"), "mode": self.mode, **record} for record in super().records(evaluated)]
