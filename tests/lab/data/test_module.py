@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -31,15 +30,6 @@ def test_evaluation_sees_every_image_once_in_order_at_any_size():
     at_home, elsewhere = data.eval_dataloader(data.size), data.eval_dataloader((20, 36))
     assert torch.equal(labels_of(at_home), labels_of(elsewhere)) and len(labels_of(at_home)) == 30
     assert next(iter(elsewhere))[0].shape[1:] == (1, 20, 36)
-
-
-def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
-    data = module()
-    images, labels = next(iter(data.eval_dataloader(data.size)))
-    image, label = data.images["test"][int(data.rows["test"][7])]
-    pixels = torch.from_numpy(np.asarray(image) / 255).float()
-    torch.testing.assert_close(images[7, 0], (pixels - data.info.mean[0]) / data.info.std[0])
-    assert labels[7] == label
 
 
 def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():

@@ -90,16 +90,6 @@ def folder_module(root, **options):
     return module("image_folder", root=root, **{"size": (16, 24), "batch_size": 2, **options})
 
 
-def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
-    write_folder(tmp_path, classes=("cat", "dog", "wolf"), per_class=5)
-    data = folder_module(tmp_path, train_share=0.5)
-    assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 is rounded up
-    assert classes(data.eval_dataloader(data.size)) == [5, 5, 5]
-    other = folder_module(tmp_path, train_share=0.5, seed=9)
-    assert contents(other.train_dataloader()) == contents(data.train_dataloader())
-    assert set(contents(data.train_dataloader())) < set(contents(folder_module(tmp_path).train_dataloader()))
-
-
 def test_a_share_of_each_class_is_held_out_of_a_folder_without_val(tmp_path):
     root = write_folder(tmp_path, per_class=10)
     shutil.rmtree(root / "val")

@@ -12,7 +12,8 @@ from graticule.lab.tasks.language import token_nats
 from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import list_tasks, read_recipe
+from graticule.lab.training.task import list_tasks, read_recipe, task_of
+from graticule.lab.training.validation import held_out
 from short_runs import assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
@@ -81,6 +82,18 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
         for inputs, targets in data.eval_dataloader(data.size):
             nats += token_nats(model(inputs), targets).sum(dtype=torch.float64).item()
     assert run.result()["last_bpb"] == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
+
+
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_and_one_with_nan_weights_has_no_score():
+    task = task_of(short())
+    data = task.build_data()
+    model = task.build_model(task.describe(data)).eval()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert held_out(task, model, data, progress=False).loss == pytest.approx(math.log(257), rel=1e-6)
+    model.norm.weight.data.fill_(math.nan)
+    result = held_out(task, model, data, progress=False)
+    assert math.isnan(result.score) and math.isnan(result.loss) and result.examples == data.num_bytes("test")
 
 
 # The engine

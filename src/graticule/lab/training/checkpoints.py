@@ -7,7 +7,6 @@ A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and the ch
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -124,24 +123,8 @@ class Checkpoints:
         write_json(self.folder / "best.json", pointer)
 
 
-def check_sums(path: Path) -> None:
-    """Check the check sums of the contents of a checkpoint, which PyTorch writes and does not read."""
-    if not zipfile.is_zipfile(path):
-        return  # named as damaged when it is read
-    try:
-        with zipfile.ZipFile(path) as file:
-            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
-            damaged = "a compressed entry" if compressed else file.testzip()
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        damaged = str(error)
-    if damaged:
-        raise ValueError(f"{path} is damaged: its check sums do not fit its contents ({damaged}).")
-
-
 def read_training(path: Path) -> State:
     """Read a checkpoint from which a run is resumed."""
-    if path.is_file():
-        check_sums(path)
     return check_value(State, read_checkpoint(path), f"{path} is damaged")
 
 
@@ -151,6 +134,4 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
         raise FileNotFoundError(
             f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
         )
-    if path.suffix == ".ckpt":
-        check_sums(path)
     return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
