@@ -10,7 +10,6 @@ from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import BatchIndices, BatchOrder, TaskData, evaluation_batches
 from graticule.lab.data.transforms import ImageExamples, training_transform
-from graticule.lab.tasks.options import Recipe
 from in_turn import in_turn
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -164,15 +163,3 @@ def test_each_step_has_one_size_of_all_and_the_images_and_their_randomness_are_t
     assert sizes[0] == sizes[1] and sizes[0][::3] == sizes[0][2::3]
     counts = np.bincount(sizes[0][::3], minlength=3)
     assert abs(counts - 200 / 3).max() < 5 * (200 * 2 / 9) ** 0.5  # five standard deviations
-
-
-def test_sizes_that_are_none_are_refused_by_the_recipe():
-    for sizes, message in [
-        (("16", "16x16"), "`train_sizes` must be different sizes"),
-        (("0",), "`train_sizes` must be sides in pixels"),
-        (("16x",), "`train_sizes` must be sides in pixels"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Recipe(train_sizes=sizes)
-    recipe = Recipe(train_sizes=("16", "24x32"))
-    assert Recipe.from_dict(recipe.to_dict()) == recipe

@@ -20,10 +20,11 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data
 from image_files import write_folder
+from short_runs import short
 
 
 def small(**kwargs) -> Recipe:
-    return Recipe(limit_train=40, limit_test=20, batch_size=20, epochs=1, accelerator="cpu", **kwargs)
+    return short(**{"limit_train": 40, "epochs": 1, "model_kwargs": (), **kwargs})
 
 
 def rows(values, metric="top1", at="trained"):
@@ -130,10 +131,8 @@ def test_choices_and_seeds_are_refused_before_any_work(tmp_path):
 
 def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
     roots = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", per_class=4)
-    fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1, "model_kwargs": ("depth=1",)}
-    recipe, other = (
-        dataclasses.replace(small(), **fixed, data_root=root, limit_train=None, limit_test=None) for root in roots
-    )
+    fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "limit_train": None, "limit_test": None}
+    recipe, other = (small(**fixed, data_root=root) for root in roots)
     compare({"a": recipe}, [0], tmp_path / "runs", progress=False)
     for seeds in ([0], [0, 1]):
         with pytest.raises(
@@ -174,11 +173,7 @@ def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     comparison, folder = trained
     record = json.loads((folder / "comparison.json").read_text())
-    assert (
-        record["command"] == "graticule compare x"
-        and record["seeds"] == [0, 1]
-        and record["top1"] == comparison.scores()
-    )
+    assert (record["command"], record["seeds"], record["top1"]) == ("graticule compare x", [0, 1], comparison.scores())
     assert record["choices"] == {
         "joining=default": {"encoding": None},
         list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
