@@ -25,15 +25,10 @@ from graticule.system.tables import PrintedTable, Rows, markdown
 TRAINED = "trained"
 
 
-def size_text(size: tuple[int, int]) -> str:
-    """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
-    height, width = size
-    return str(height) if height == width else f"{height}x{width}"
-
-
 def place(mode: str, size: tuple[int, int]) -> str:
     """Return the name of a mode and a size, (height, width): 'canvas 40', 'zoom 32x36'."""
-    return f"{mode} {size_text(size)}"
+    height, width = size
+    return f"{mode} {height}" + f"x{width}" * (height != width)
 
 
 @dataclass(frozen=True, repr=False)

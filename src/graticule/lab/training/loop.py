@@ -22,15 +22,15 @@ from graticule.lab.training.checkpoints import Checkpoints
 from graticule.lab.training.progress import History, Progress
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import Interrupted, Preempted, Signals
+from graticule.lab.training.run_folder import Interrupted, Preempted, Signals, lock_folder
 from graticule.lab.training.sharding import is_sharded, sharded_strategy
-from graticule.lab.training.start import lock_run, notes_of, record_run, resumable_state, starting_weights
+from graticule.lab.training.start import notes_of, record_run, resumable_state, starting_weights
 from graticule.lab.training.task import Task, task_of
 from graticule.lab.training.training import Training
 from graticule.lab.training.workers import loading
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import write_json
+from graticule.system.files import make_folder, write_json
 
 
 @checked
@@ -87,7 +87,11 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
         model.compile()
     with contextlib.ExitStack() as stack:
         if first:
-            lock_run(stack, run)
+            if not stack.enter_context(lock_folder(make_folder(run.folder))):
+                raise BlockingIOError(
+                    f"`folder` must be of one run at a time, got {str(run.folder)!r}, in which another process is "
+                    "training."
+                )
             run.check_use(recipe, resume)  # another process may have trained here while data and model were built
             if run.finished:
                 if fabric.world_size > 1:  # the other processes wait for this one

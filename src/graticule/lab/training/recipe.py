@@ -187,24 +187,15 @@ class TrainingRecipe:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        stepwise, decays, epochs = self.schedule == "step", list(self.decay_epochs), self.epochs
-        if self.warmup_epochs >= epochs:
-            raise ValueError(
-                f"`warmup_epochs` must be fewer than `epochs`, {epochs}, got {self.warmup_epochs}; or give steps."
-            )
+        decays, epochs = list(self.decay_epochs), self.epochs
+        stepwise, warm = self.schedule == "step", f"`warmup_epochs` {self.warmup_epochs}"
         unordered = decays != sorted(set(decays)) or max(decays, default=0) >= epochs
+        other = f"be given with the schedule step and no other, not with {self.schedule}"
         for name, wrong, rule in (
-            (
-                "warmup_steps",
-                self.warmup_epochs and self.warmup_steps,
-                f"be 0 with `warmup_epochs` {self.warmup_epochs}",
-            ),
+            ("warmup_epochs", self.warmup_epochs >= epochs, f"be fewer than `epochs`, {epochs}"),
+            ("warmup_steps", self.warmup_epochs and self.warmup_steps, f"be 0 with {warm}"),
             ("decay_epochs", stepwise and epochs > 1 and not decays, "be given with the schedule step"),
-            (
-                "decay_epochs",
-                decays and not stepwise,
-                f"be given with the schedule step and no other, not with {self.schedule}",
-            ),
+            ("decay_epochs", decays and not stepwise, other),
             ("decay_epochs", unordered, f"increase and be below `epochs`, {epochs}"),
             ("poly_power", self.poly_power != 1 and self.schedule != "poly", "be left out without the schedule poly"),
         ):
