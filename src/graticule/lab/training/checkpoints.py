@@ -125,7 +125,13 @@ class Checkpoints:
 
 def read_training(path: Path) -> State:
     """Read a checkpoint from which a run is resumed."""
-    return check_value(State, read_checkpoint(path), f"{path} is damaged")
+    try:
+        return check_value(State, read_checkpoint(path), f"{path} is damaged")
+    except (ValueError, FileNotFoundError) as error:
+        older = [other.name for other in saved_checkpoints(path.parent) if other != path]
+        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
+        reason = str(error).rstrip(".")
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {path}: {reason}; {advice}.") from None
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:

@@ -18,13 +18,13 @@ from torch import nn
 
 from graticule.checkpoints.read import save_weights
 from graticule.lab.data.sampling import BatchOrder, TaskData
-from graticule.lab.training.checkpoints import Checkpoints
+from graticule.lab.training.checkpoints import Checkpoints, read_training
 from graticule.lab.training.progress import History, Progress
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted, Preempted, Signals, lock_folder
 from graticule.lab.training.sharding import is_sharded, sharded_strategy
-from graticule.lab.training.start import notes_of, record_run, resumable_state, starting_weights
+from graticule.lab.training.start import notes_of, record_run, starting_weights
 from graticule.lab.training.task import Task, task_of
 from graticule.lab.training.training import Training
 from graticule.lab.training.workers import loading
@@ -129,7 +129,9 @@ def _fit(
     recipe, training = task.recipe, Training(fabric, task, model, batches, history.say)
     epochs, seconds = recipe.epochs + recipe.cooldown_epochs, 0.0
     if (last := run.last) is not None:
-        state = resumable_state(last, recipe)
+        state = read_training(last)
+        if state["progress"]["batches"] and (before := state["progress"]["accumulate"]) != recipe.accumulate:
+            raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
         training.load_state_dict(state)
         checkpoints.restore(state["best"])
         history.rows = [{**row, "epoch": int(row["epoch"])} for row in state["history"]["rows"]]

@@ -14,9 +14,7 @@ from graticule.checkpoints.load import load_position
 from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.training.checkpoints import State, read_training, saved_checkpoints
 from graticule.lab.training.opening import label_names, open_backbone
-from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.task import Task, recipe_plugins
 from graticule.system.files import write_json
@@ -82,19 +80,3 @@ def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
     if (warmup := task.recipe.warmup(batches.steps)) < task.recipe.warmup_steps:
         notes.append(f"the warm-up of the recipe, {task.recipe.warmup_steps} steps, is shortened to {warmup}")
     return notes
-
-
-def resumable_state(last: Path, recipe: TrainingRecipe) -> State:
-    """Read and check the checkpoint from which a run is resumed."""
-    try:
-        state = read_training(last)
-    except (ValueError, FileNotFoundError) as error:
-        older = [path.name for path in saved_checkpoints(last.parent) if path != last]
-        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
-        reason = str(error).rstrip(".")
-        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
-    progress = state["progress"]
-    if progress["batches"] and progress["accumulate"] != recipe.accumulate:
-        before = progress["accumulate"]
-        raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
-    return state
