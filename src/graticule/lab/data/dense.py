@@ -77,7 +77,7 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
         path: its file.
         size: the (height, width) that its annotations state; if only the image without its orientation has it, they
             refer to that.
-        source: what states the size.
+        source: the file that states the size.
 
     Raises:
         ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read, or has another size.

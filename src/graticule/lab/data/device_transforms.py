@@ -133,7 +133,7 @@ class AugmentedImages(TensorImages):
         return super().to(device)
 
     def _of_epoch(self, epoch: int) -> tuple[Tensor, np.ndarray]:
-        """Return all images of an epoch, (n, C, height, width), uint8, and what is erased of each, (n, 5)."""
+        """Return all images of an epoch, (n, C, height, width), uint8, and the erased rectangle of each, (n, 5)."""
         generator = np.random.default_rng([self.seed, epoch, _DRAWS])
         draws = iter(generator.random((4 + 2 * _ATTEMPTS, len(self))))
         erased = np.concatenate([self.draw_erased(draws), _integers(next(draws), _NOISE)[:, None]], 1)

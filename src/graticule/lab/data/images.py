@@ -1,4 +1,4 @@
-"""Sets of images: what is known of them, those in memory, and encoded ones that are decoded on access."""
+"""Sets of images: their facts, arrays in memory, and encoded images that are decoded on access."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 LARGEST = 3 << 29
 #: Largest aspect ratio of an image, since its shorter side is resized to the side of the crop.
 _LONGEST = 500
-#: Errors of a file that is no image, or contradicts what is known of it.
+#: Errors of a file that is no image, or contradicts its facts.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -44,8 +44,8 @@ class DatasetInfo:
 
     `size` is the native (height, width) of the images, None if they differ; `mean` and `std` of the training images are
     per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a native size get the size of a
-    model, in timm's words; images of one native size are resized without a crop (squash). `truth` is what is known of
-    every image.
+    model, in timm's words; images of one native size are resized without a crop (squash). `truth` names the
+    labels or targets of every image.
     """
 
     name: str
@@ -160,7 +160,7 @@ class StoredImages(Dataset[Any], ABC):
 
     @abstractmethod
     def content(self, index: int) -> Iterable[bytes | np.ndarray]:
-        """Return what is hashed of an example."""
+        """Return the parts of an example that are hashed."""
 
     @property
     def skipped(self) -> list[Path]:

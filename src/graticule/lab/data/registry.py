@@ -65,7 +65,7 @@ def load_dataset(
         name: one of `list_datasets()`, or hfds/NAME on the Hugging Face Hub.
         split: train or test.
         root: the folder of the data set, if it has one.
-        truth: what must be known of every image: one class, or some of boxes, masks and classes of pixels.
+        truth: the labels or targets of every image: one class, or some of boxes, masks and classes of pixels.
 
     Raises:
         ValueError, FileNotFoundError, ImportError: for an unknown name, data that do not exist or are damaged, or

@@ -106,7 +106,7 @@ class Results(PrintedTable):
         return rows
 
     def _texts(self, tests: DataFrame) -> Iterator[tuple[str, ...]]:
-        """Yield the columns of `paired` as text, and the conclusion; a dash for what is not finite."""
+        """Yield the columns of `paired` as text, and the conclusion; a dash for a number that is not finite."""
         count = tests.p.count()
         for choice, at, seeds, *numbers, p, adjusted in tests.itertuples(index=False, name=None):
             texts = [f"{value:+.{self.metric.decimals}f}" if math.isfinite(value) else "-" for value in numbers]

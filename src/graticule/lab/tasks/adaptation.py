@@ -163,7 +163,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         write_json(folder / "certificate.json", dict(self._certificate or {}))
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
-        """Move the original to the device, and freeze what no stage trains."""
+        """Move the original to the device, and freeze the parameters that no stage trains."""
         self.original.to(device)
         trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
         stages = {stage: trainable.intersection(stage_parameters(model, stage)) for stage in self.recipe.stages}

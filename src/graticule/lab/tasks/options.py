@@ -1,4 +1,4 @@
-"""What users choose for a task: the recipes of its runs, and the options of its evaluation, without PyTorch."""
+"""The recipes of the tasks' runs, and the options of their evaluations, without PyTorch."""
 
 from __future__ import annotations
 

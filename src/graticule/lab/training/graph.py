@@ -18,7 +18,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def capture(function: Callable[[], object]) -> Callable[[], object]:
-    """Capture the kernels of `function` as a CUDA graph, without running them; returns what replays them."""
+    """Capture the kernels of `function` as a CUDA graph, without running them; returns a function that replays them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()

@@ -1,4 +1,4 @@
-"""What a training tells: a row per epoch, a log, TensorBoard's file, and a progress bar."""
+"""The output of a training: a row per epoch, a log, TensorBoard's file, and a progress bar."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Progress:
 
     Args:
         metric: the score.
-        rate: unit of what is counted, and amount per step.
+        rate: the unit that is counted, and its number per step.
         epoch: epochs that have ended.
         epochs: of the run.
         step: steps so far.

@@ -1,4 +1,4 @@
-"""The start of a run: its weights, its folder, and what is recorded of it."""
+"""The start of a run: its weights, and its record."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Trans
 
 
 def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Mapping[str, Any]) -> None:
-    """Remove what a killed process left in the folder of a run, and write the recipe of a new run."""
+    """Remove the incomplete files of a killed process, and write the recipe of a new run."""
     for left in (*run.checkpoints.glob(".*.tmp"), *run.folder.glob(f".{run.weights.name}.*.tmp")):
         left.unlink()
     if run.recipe_file.exists():
@@ -75,7 +75,7 @@ def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, desc
 
 
 def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
-    """Return sentences on what a run leaves out or changes."""
+    """Return sentences on examples that a run leaves out, and values that it changes."""
     notes = [*task.notes(data), *batches.notes()]
     if (warmup := task.recipe.warmup(batches.steps)) < task.recipe.warmup_steps:
         notes.append(f"the warm-up of the recipe, {task.recipe.warmup_steps} steps, is shortened to {warmup}")

@@ -107,7 +107,7 @@ class Task(ABC, Generic[R, D]):
         """Build the untrained model for the facts of `describe`."""
 
     def notes(self, data: D) -> list[str]:
-        """Return sentences on what the run leaves out of the data; they are printed at its start."""
+        """Return sentences on data that the run leaves out; they are printed at its start."""
         return []
 
     def save(self, data: D, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training changes: a model, its moving average, the optimizer and the schedule, on Lightning Fabric."""
+"""The state of a training: a model, its moving average, the optimizer and the schedule, on Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Training:
 
     @property
     def evaluated(self) -> Loss:
-        """Return what is evaluated: the moving average, if there is one."""
+        """Return the module that is evaluated: the moving average, if there is one."""
         return self.loss if self.average is None else self.average.module
 
     def start_epoch(self) -> None:
@@ -234,7 +234,7 @@ class Training:
         return [here.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; the weights that are evaluated are the `state_dict` within."""
+        """Return the state that a resumed run needs; its `state_dict` has the weights that are evaluated."""
         self.check_last()
         return {
             "state_dict": full_state(self.evaluated.state_dict()),
@@ -250,7 +250,7 @@ class Training:
         }
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned; with another number of processes, the first one gets all sums."""
+        """Restore the state of `state_dict`; with another number of processes, the first one gets all sums."""
         self.evaluated.load_state_dict(sharded_state(state["state_dict"], self.evaluated))
         if self.average is not None:
             self.loss.load_state_dict(sharded_state(state["current_model_state"], self.loss))

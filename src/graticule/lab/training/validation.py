@@ -77,7 +77,7 @@ def with_precision(model: nn.Module, precision: Any, device: torch.device | str)
 def batch_results(
     compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
 ) -> Iterator[tuple[Any, Any, float]]:
-    """Yield each batch, what `compute` returns for it on `device`, and the seconds of this computation."""
+    """Yield each batch, the result of `compute` for it on `device`, and the seconds of this computation."""
     from lightning_fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
 
     for batch in progress_bar(batches, label, wanted=progress, leave=False):

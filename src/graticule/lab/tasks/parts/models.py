@@ -113,7 +113,7 @@ def backbone_arguments(
 def model_arguments(recipe: TrainingRecipe, known: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position of a recipe, the arguments `values`, and its `model_kwargs`, which must be others of `known`.
 
-    What the recipe leaves open is the model's default.
+    Values that the recipe leaves open are the model's defaults.
     """
     further = recipe.backbone_arguments()
     for name in further:
