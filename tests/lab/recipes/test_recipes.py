@@ -385,9 +385,6 @@ def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
         ImageMixing(off_epoch=-1)
 
 
-# Recipes of users
-
-
 @pytest.fixture
 def registered():
     """Unregister the recipes that a test registers."""

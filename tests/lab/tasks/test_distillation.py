@@ -75,9 +75,6 @@ def teacher_run(tmp_path_factory):
     return train(recipe, tmp_path_factory.mktemp("teacher") / "run", progress=False)
 
 
-# The loss
-
-
 @pytest.mark.parametrize("form", ["hard", "soft"])
 def test_the_ends_of_alpha_are_the_plain_loss_and_the_teacher_alone(form):
     student, teacher, loss = torch.randn(6, 5), torch.randn(6, 5), torch.tensor(1.7)
@@ -88,9 +85,6 @@ def test_the_ends_of_alpha_are_the_plain_loss_and_the_teacher_alone(form):
     torch.testing.assert_close(half, (loss + alone[0]) / 2)
     soft = Distillation(form="soft")
     assert (Distillation().share, soft.share, soft.tau) == (0.5, 0.1, 3.0)  # of DeiT
-
-
-# Inputs of the teacher
 
 
 def test_a_teacher_of_the_same_normalisation_and_size_sees_the_students_images_bit_for_bit():
@@ -107,9 +101,6 @@ def test_the_teacher_receives_the_raw_image_in_its_own_normalization_size_and_ch
     resized = raw if size == (12, 20) else F.interpolate(raw, (12, 20), mode="bicubic", antialias=True)
     expected = normalized(resized.expand(-1, 3, -1, -1), MEAN, STD)
     torch.testing.assert_close(teacher.model.seen, expected, atol=1e-4, rtol=1e-4)
-
-
-# State of the teacher
 
 
 def test_a_teacher_is_never_trained_nor_copied(convnet):
@@ -143,9 +134,6 @@ def test_training_does_not_change_or_save_the_teacher(tmp_path, monkeypatch, con
     assert not any("teacher" in name for name in read_checkpoint(run.last)["state_dict"])
     assert run.recipe().distillation == distillation
     assert run.model()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
-
-
-# Students
 
 
 def gradients(student: str, options: Distillation, labels: torch.Tensor) -> dict:
@@ -185,17 +173,11 @@ def test_labels_reach_one_head_and_the_teacher_the_other_or_both_the_only_one(st
         assert labelled[0]["head.weight"].any() and taught[0]["head.weight"].any()
 
 
-# Sources of teachers
-
-
 def test_a_run_as_teacher_receives_its_own_size_and_normalization(teacher_run):
     teacher = build_teacher(Distillation(teacher=str(teacher_run.folder)), DIGITS, (28, 28))
     images, _ = teacher_run.data().test_images((32, 32), range(4))
     with torch.no_grad():
         assert torch.equal(teacher(images), teacher_run.model()(images))
-
-
-# Mistakes
 
 
 def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, tmp_path, monkeypatch):

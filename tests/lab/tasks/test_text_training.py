@@ -54,9 +54,6 @@ def run(tmp_path_factory) -> Run:
     return train(short(), tmp_path_factory.mktemp("short") / "run", progress=False)
 
 
-# Measurement
-
-
 def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(run):
     result = run.result()
     assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
@@ -96,18 +93,12 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_and_one_with_nan_
     assert math.isnan(result.score) and math.isnan(result.loss) and result.examples == data.num_bytes("test")
 
 
-# The engine
-
-
 def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
     recipe = TextRecipe(**RICH)
     uninterrupted = train(recipe, tmp_path / "whole", progress=False)
     run = stopped(recipe, tmp_path / "run", step=4)
     assert not run.finished
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), uninterrupted)
-
-
-# The recipe and the run folder
 
 
 def test_a_recipe_read_from_json_has_its_class():
@@ -121,9 +112,6 @@ def test_a_recipe_read_from_json_has_its_class():
         read_recipe({"task": "langauge"})
     with pytest.raises(ValueError, match="img_size"):
         read_recipe({"task": "language", "img_size": [28, 28]})
-
-
-# Weights of other runs
 
 
 def test_a_run_starts_from_one_of_another_length_and_encoding(tmp_path, capsys, run):

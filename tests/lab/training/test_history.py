@@ -33,9 +33,6 @@ def logged(run: Run) -> list[str]:
     return [line[1] for line in lines]
 
 
-# The log
-
-
 def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(uninterrupted):
     lines = logged(uninterrupted)
     assert lines[0] == "starts on 1 device, cpu" and len(lines) == 3
@@ -57,9 +54,6 @@ def test_the_log_has_the_reason_of_a_stop_and_the_step_of_a_resume(resumed):
     ]
 
 
-# The history
-
-
 def test_the_history_has_a_row_an_epoch_of_numbers(uninterrupted):
     with uninterrupted.metrics_file.open(newline="") as file:
         history = list(csv.DictReader(file))
@@ -77,9 +71,6 @@ def test_tensorboard_has_the_same_numbers(uninterrupted):
     for name in ("train_loss", "val_loss", "val_top1", "lr"):
         values = [event.value for event in read.Scalars(name)]
         assert values == pytest.approx([float(row[name]) for row in rows(uninterrupted)], rel=1e-6)
-
-
-# The bar
 
 
 @pytest.fixture

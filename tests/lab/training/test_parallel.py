@@ -106,9 +106,6 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
     assert_equal_runs(both(run.folder), alone)
 
 
-# A loss that is not finite
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_run_stops_and_names_the_batch(tmp_path, accumulate, monkeypatch):
     recipe, run = short(accumulate=accumulate), Run(tmp_path / "run")
@@ -143,8 +140,6 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, monkeypatc
     two_processes(trained)
     assert run.last.name == "step-000000001.ckpt"
 
-
-# Sharded parameters
 
 #: All that has a state of its own: a moving average, moments of the optimizer, sums of micro-batches.
 SHARDED = {"strategy": "fsdp", "ema_decay": 0.8, "clip_grad": 1.0, "optimizer": "adamw", "lr": 1e-3, "accumulate": 2}

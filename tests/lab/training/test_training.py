@@ -102,9 +102,6 @@ test_invalid_values_are_refused_by_name = refusals(
 )
 
 
-# Values that the user gave
-
-
 @in_turn(
     ("choice", "needs"),
     [

@@ -129,30 +129,18 @@ def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = 
 
 
 @graticule.register_recipe(
-    "posmlp_tiny_mask_rcnn_coco",
-    "PosMLP-T with Mask R-CNN on COCO, 1x: 41.6 / 38.4 (box / mask).",
-    model="posmlp_tiny_224",
-    head="mask_rcnn",
+    "posmlp_tiny_mask_rcnn_coco", "PosMLP-T with Mask R-CNN on COCO, 1x: 41.6 / 38.4 (box / mask).", size="tiny"
 )
 @graticule.register_recipe(
-    "posmlp_small_mask_rcnn_coco",
-    "PosMLP-S with Mask R-CNN on COCO, 1x: 43.2 / 39.4 (box / mask).",
-    model="posmlp_small_224",
-    head="mask_rcnn",
+    "posmlp_small_mask_rcnn_coco", "PosMLP-S with Mask R-CNN on COCO, 1x: 43.2 / 39.4 (box / mask).", size="small"
 )
 @graticule.register_recipe(
-    "posmlp_tiny_retinanet_coco",
-    "PosMLP-T with RetinaNet on COCO, 1x: 41.9.",
-    model="posmlp_tiny_224",
-    head="retinanet",
+    "posmlp_tiny_retinanet_coco", "PosMLP-T with RetinaNet on COCO, 1x: 41.9.", size="tiny", head="retinanet"
 )
 @graticule.register_recipe(
-    "posmlp_small_retinanet_coco",
-    "PosMLP-S with RetinaNet on COCO, 1x: 42.4.",
-    model="posmlp_small_224",
-    head="retinanet",
+    "posmlp_small_retinanet_coco", "PosMLP-S with RetinaNet on COCO, 1x: 42.4.", size="small", head="retinanet"
 )
-def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
+def posmlp_detection(size: str, head: str = "mask_rcnn") -> graticule.DetectionRecipe:
     """Train with the values of section 5.5 of PosMLP.
 
     Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
@@ -162,7 +150,7 @@ def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
     """
     return _coco(
         ONE,
-        model=model,
+        model=f"posmlp_{size}_224",
         model_kwargs=("shift=swin",),
         head=head,
         drop_path_rate=0.1,
