@@ -256,10 +256,10 @@ class DataModule(ImageData):
         images, labels = self._evaluation_images("test", size)[BatchIndices(np.asarray(indices))]
         return images, labels
 
-    def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
-        """Return (height, width) of at most `most` images of a split, as stored, evenly spaced."""
+    def stored_sizes(self, split: Split) -> list[tuple[int, int]]:
+        """Return (height, width) of some images of a split, as stored, evenly spaced."""
         rows = self.rows[split]
-        return [self.images[split][row][0].size[::-1] for row in rows[spread(len(rows), most)].tolist()]
+        return [self.images[split][row][0].size[::-1] for row in rows[spread(len(rows))].tolist()]
 
     def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""

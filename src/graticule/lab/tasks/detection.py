@@ -16,7 +16,7 @@ from graticule.lab.data.dense import Target
 from graticule.lab.tasks.options import DetectionRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
-from graticule.lab.training.results import Evaluated, Metric, Prediction, show
+from graticule.lab.training.results import Evaluated, Prediction, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import held_out
 
@@ -24,8 +24,8 @@ from graticule.lab.training.validation import held_out
 class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
-        images = held_out(task, model, data, size, device=device, progress=progress).examples
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> DetectionScore:
+        images = held_out(task, model, data, size, device=device).examples
         values = task.scores.gathered().compute()
         return DetectionScore(
             size=size,
@@ -34,7 +34,7 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
             images=images,
         )
 
-    def rows(self, metric: Metric, run: Evaluated[DetectionScore]) -> Iterator[dict[str, str]]:
+    def rows(self, run: Evaluated[DetectionScore]) -> Iterator[dict[str, str]]:
         """Yield a row of boxes for each size, one of masks if predicted, and one per class if `per_class`."""
         for score in run.scores:
             size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")

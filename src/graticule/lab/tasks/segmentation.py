@@ -17,7 +17,7 @@ from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
-from graticule.lab.training.results import Evaluated, Metric, Prediction, show
+from graticule.lab.training.results import Evaluated, Prediction, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import held_out_sums
 
@@ -47,9 +47,9 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
         super().check(task, model, data)
         self.recipe_of(task)
 
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> PixelScore:
         task = Segmentation(self.recipe_of(task))
-        sums = held_out_sums(task, model, data, size, device=device, progress=progress)
+        sums = held_out_sums(task, model, data, size, device=device)
         counts, (window, stride) = counts_of(sums.values), task.recipe.windows
         right, truth, _ = map(sum, counts)
         return PixelScore(
@@ -62,7 +62,7 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
             images=sums.count,
         )
 
-    def rows(self, metric: Metric, run: Evaluated[PixelScore]) -> Iterator[dict[str, str]]:
+    def rows(self, run: Evaluated[PixelScore]) -> Iterator[dict[str, str]]:
         """Yield a row for each size, and one per class if `per_class`."""
         for score in run.scores:
             size, windows = f"{score.size[0]}x{score.size[1]}", (score.window, score.stride)

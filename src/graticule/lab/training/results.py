@@ -124,20 +124,20 @@ class Evaluation(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[S]:
         """Score a model, in evaluation mode; it is unchanged afterwards."""
 
     @abstractmethod
-    def rows(self, metric: Metric, run: Evaluated[S]) -> Iterator[dict[str, str]]:
+    def rows(self, run: Evaluated[S]) -> Iterator[dict[str, str]]:
         """Yield the rows of a run in the table: the title of each column, without the run, and its text."""
 
     def notes(self, evaluated: Sequence[Evaluated[S]]) -> list[str]:
         """Return sentences below the table."""
         return []
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
+    def table(self, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
         """Return the table of several runs; a column that a row does not have is empty in it."""
-        rows = [{"run": run.label, **row} for run in evaluated for row in self.rows(metric, run)]
+        rows = [{"run": run.label, **row} for run in evaluated for row in self.rows(run)]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         return ScoreTable(columns, [[row.get(column, "") for column in columns] for row in rows], self.notes(evaluated))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -76,15 +75,13 @@ def with_precision(model: nn.Module, precision: Any, device: torch.device | str)
 @torch.inference_mode()
 def batch_results(
     compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
-) -> Iterator[tuple[Any, Any, float]]:
-    """Yield each batch, the result of `compute` for it on `device`, and the seconds of this computation."""
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each batch, on `device`, and the result of `compute` for it."""
     from lightning_fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
 
     for batch in progress_bar(batches, label, wanted=progress, leave=False):
         moved = move_data_to_device(batch, torch.device(device))
-        start = time.perf_counter()
-        result = compute(moved)
-        yield batch, result, time.perf_counter() - start
+        yield moved, compute(moved)
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def held_out_sums(
     sums = Sums()
     label = "held out" if size is None else f"{size[0]}x{size[1]}"
     loader = data.eval_dataloader(size or data.size)
-    for _, values, _ in batch_results(partial(task.validate, model), loader, label, device, progress):
+    for _, values in batch_results(partial(task.validate, model), loader, label, device, progress):
         sums.add(values)
     return sums
 
@@ -143,17 +140,18 @@ class HeldOutEvaluation(SizeOptions, Evaluation[HeldOut]):
         for size in parse_sizes(self.sizes):
             view_of(model).resized_to(size)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[HeldOut]:
         results: list[HeldOut] = []
         sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
         for size in sizes or [None]:
             sized = model if size is None else view_of(model).resized_to(size).model
-            results.append(held_out(task, sized, data, size, device=device, progress=progress))
+            results.append(held_out(task, sized, data, size, device=device))
         return results
 
-    def rows(self, metric: Metric, run: Evaluated[HeldOut]) -> Iterator[dict[str, str]]:
+    def rows(self, run: Evaluated[HeldOut]) -> Iterator[dict[str, str]]:
         """Yield size, score, loss and number of examples."""
         for score in run.scores:
             size = {} if score.size is None else {"size": f"{score.size[0]}x{score.size[1]}"}
+            metric: Metric = run.recipe.metric
             scores = {metric.title: metric.show(score.score, unit=False), "loss": f"{score.loss:.4g}"}
             yield {**size, **scores, "examples": f"{score.examples:,}"}

@@ -37,11 +37,11 @@ class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     def check(self, task: Any, model: Any, data: Any) -> None:
         self.fits(task)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
-        return [self.score(task, model, data, size, device, progress) for size in self.fits(task)]
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[S]:
+        return [self.score(task, model, data, size, device) for size in self.fits(task)]
 
     @abstractmethod
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> S:
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> S:
         """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
 
     def fits(self, task: Any) -> list[Sides]:

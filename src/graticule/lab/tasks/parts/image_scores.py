@@ -19,7 +19,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import Mode
 from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, show
+from graticule.lab.training.results import Evaluated, Evaluation, show
 from graticule.lab.training.validation import Sums, batch_results
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.fields import Whole, read_typed
@@ -102,8 +102,8 @@ def evaluate(
             sums, first = Sums(), None
             real_labels = None if real is None else read_real(real, data)
             compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
-            for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
-                labels, first = labels.to(device), images if first is None else first
+            for (images, labels), logits in batch_results(compute, loaders[size], label, device, progress):
+                first = images if first is None else first
                 sums.add(image_scores(logits, labels, top5=data.info.num_classes > 5))
                 if real_labels is not None:
                     real_labels.add_result(logits)
@@ -118,7 +118,7 @@ def evaluate(
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 multiply_adds=counts.get(size),
             )
-            cost = dataclasses.asdict(inference_cost(sized, first.to(device))) if measure_cost else {}
+            cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
@@ -183,11 +183,10 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
         if self.real is not None:
             read_real(self.real, data)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
-        sizes = self._sizes(task)
-        return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=self.real)
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[Score]:
+        return evaluate(model, data, self._sizes(task), device=device, mode=self.mode, real=self.real)
 
-    def rows(self, metric: Metric, run: Evaluated[Score]) -> Iterator[dict[str, str]]:
+    def rows(self, run: Evaluated[Score]) -> Iterator[dict[str, str]]:
         """Yield a row for each size, with the difference from the training size."""
         trained = run.recipe.img_size
         reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
