@@ -15,8 +15,6 @@ from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
 from graticule.lab.data.dense import IGNORED, Target
 from graticule.lab.data.images import DatasetInfo
 
-#: A function of an image (3, height, width) and its target that transforms both. Randomness is torch's.
-DenseTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 #: The entries of a target that have one value per object.
 _PER_OBJECT = ("boxes", "labels", "masks", "iscrowd", "area")
 _MOST_CROPS = 10
