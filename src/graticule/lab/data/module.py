@@ -146,8 +146,6 @@ class DataModule(ImageData):
     train_sizes: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        if self.drop_last and self.batch_size % 2:
-            raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {self.batch_size}.")
         if len(self.size) != 2:
             raise ValueError(f"`size` must be the height and width of images, got {self.size}.")
         self.train_sizes = tuple(self.train_sizes) or (self.size,)
@@ -155,15 +153,6 @@ class DataModule(ImageData):
         self.device = torch.device("cpu")
         self._train: Batches | None = None
         self.read()
-
-    def read(self) -> None:
-        """Find the images, of which mixing needs a full batch."""
-        super().read()
-        if self.num_train < self.batch_size and self.drop_last:
-            raise ValueError(
-                f"`batch_size` must not exceed the number of training images, {self.num_train}, if images are mixed in "
-                f"pairs, got {self.batch_size}."
-            )
 
     def read_split(self, split: Split, limit: int | None) -> tuple[Any, np.ndarray, DatasetInfo]:
         images, info = load_dataset(self.dataset, split if self.val_split is None else "train", self.root)
@@ -195,11 +184,10 @@ class DataModule(ImageData):
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes."""
-        shares = world_size * accumulate
-        if self.drop_last and self.batch_size % (2 * shares):
+        if self.drop_last and self.batch_size % (pairs := 2 * world_size * accumulate):
             raise ValueError(
-                f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
-                f"are mixed in pairs, got {self.batch_size}."
+                f"`batch_size` must be a multiple of {pairs}, so that the images of each of {pairs // 2} micro-batches "
+                f"can be mixed in pairs, got {self.batch_size}."
             )
         return super().train_order(rank, world_size, accumulate)
 

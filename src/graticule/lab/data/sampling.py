@@ -44,7 +44,7 @@ class BatchOrder(Sampler[BatchIndices]):
 
     Args:
         length: number of examples.
-        batch_size: examples per step, over all processes and micro-batches.
+        batch_size: examples per step, over all processes and micro-batches, which must divide it.
         seed: seed of the order.
         rank: index of the process.
         world_size: number of processes.
@@ -72,9 +72,6 @@ class BatchOrder(Sampler[BatchIndices]):
 
     def __post_init__(self) -> None:
         self._shares = self.world_size * self.parts
-        if self.batch_size % self._shares:
-            of = f"devices x nodes x accumulate, {self.world_size} x {self.parts}"
-            raise ValueError(f"`batch_size` must be a multiple of {of}, got {self.batch_size}.")
         full, rest = divmod(self.length, self.batch_size)
         self.steps = full + (not self.drop_last and rest >= self._shares)
         if self.steps < 1:

@@ -146,9 +146,6 @@ class TextModule(TaskData):
     tokenizer = ByteTokenizer()
 
     def __post_init__(self) -> None:
-        for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
         self.size = self.context
         self._tokens: dict[Split, np.ndarray] = {}
         for split, documents in load_text(self.dataset, self.root).items():
