@@ -1,7 +1,6 @@
 """Distillation: the teacher's part of the loss, its inputs, and its unchanged state."""
 
 import copy
-import json
 import math
 
 import pytest
@@ -210,16 +209,3 @@ def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, 
             build_teacher(Distillation(teacher=str(folder)), DIGITS, (28, 28))
     with pytest.raises(FileNotFoundError, match=r"`distillation.teacher_checkpoint` must be a file"):
         build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint="none.pth"), DIGITS, (28, 28))
-
-
-def test_a_student_is_not_its_own_teacher(tmp_path):
-    folder = tmp_path / "run"
-    recipe = small(distillation=Distillation(teacher=str(folder)))
-    with pytest.raises(FileNotFoundError, match=r"`run` must be the folder of a run"):
-        train(recipe, folder, progress=False)
-    folder.mkdir()
-    described = {"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
-    described |= {"size": [28, 28], "mean": [0.5], "std": [0.5]}
-    (folder / "recipe.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=r"`distillation.teacher` must be another run than the student's own"):
-        train(recipe, folder, resume=True, progress=False)

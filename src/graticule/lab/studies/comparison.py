@@ -64,8 +64,6 @@ def compare(
     if not replace:
         _check_replaced(folder, choices, seeds)
     first = next(iter(choices.values()))
-    if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
-        raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
     parameters = check_choices(runs, sizes=sizes)
     train_runs(runs, executor, progress=progress)
     rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,))]
