@@ -10,6 +10,7 @@ its accuracy is exactly one divided by the number of classes. No image is in bot
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -65,11 +66,13 @@ class Arrangements:
 class GymTask:
     """A question about the marks of an image.
 
+    question: in words.
     symbols: the marks of an image.
     class_names: the answers, each of which is equally frequent.
     list_arrangements: lists all arrangements of the marks.
     """
 
+    question: str
     symbols: tuple[int, ...]
     class_names: tuple[str, ...]
     list_arrangements: Callable[[], Arrangements]
@@ -84,7 +87,8 @@ def _task(symbols: tuple[int, ...], *class_names: str) -> Callable[[Callable[[],
 
     def register(list_arrangements: Callable[[], Arrangements]) -> GymTask:
         name = f"gym_{list_arrangements.__name__}"
-        TASKS[name] = task = GymTask(symbols, class_names, list_arrangements)
+        question = (inspect.getdoc(list_arrangements) or "").partition("\n")[0]
+        TASKS[name] = task = GymTask(question, symbols, class_names, list_arrangements)
 
         def load(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
             symbols, labels = draw(name, split)
