@@ -85,7 +85,7 @@ def test_a_run_whose_process_is_killed_is_named_and_the_same_command_resumes_it(
     killer = threading.Thread(target=kill)
     killer.start()
     with (
-        pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool"),
+        pytest.raises(RuntimeError, match=r"(?s)resumes them:.*none.*BrokenProcessPool"),
         executor_of("local:1") as pool,
     ):
         compare(choices, [0], tmp_path / "there", progress=False, executor=pool)
