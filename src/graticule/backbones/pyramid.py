@@ -198,8 +198,7 @@ class MergingPyramid(Pyramid):
         has_stages_merged_last = "layers.0.downsample.reduction.weight" in state  # also with our names of position
         position = {name: state[name] for name in state if has_stages_merged_last and name.startswith("position.")}
         others = {name: value for name, value in state.items() if name not in position}
-        # timm's filter before 1.0.31 takes all files without a classifier for Microsoft's
-        renamed = (rename_by_timm(self, others, self.timm_filter) if has_stages_merged_last else others) | position
+        renamed = rename_by_timm(self, others, self.timm_filter) | position
         if len(tables) == 1 and "absolute_pos_embed" in renamed:
             renamed[tables[0]] = renamed.pop("absolute_pos_embed")
         return renamed

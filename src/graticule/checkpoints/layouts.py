@@ -64,11 +64,7 @@ def rename_by_timm(
         return state
     kernels = {name: value for name, value in state.items() if name.endswith("patch_embed.proj.weight")}
     # a filter resamples what has another shape than in the model: here the kernel is the file's, and there is no table
-    tables = {
-        name: value
-        for name, value in state.items()
-        if name.endswith("relative_position_bias_table") or name == "pos_embed"
-    }
+    tables = {name: value for name, value in state.items() if name.endswith("relative_position_bias_table")}
     tables |= {name: value for name, value in kernels.items() if value.ndim < 4}
     parameters = dict(model.named_parameters())
     tables |= {name: value for name, value in state.items() if name in parameters and _PRETRAINING.match(name)}
