@@ -39,6 +39,7 @@ STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
         ({"keep": 2}, [3, 6, 9]),
         pytest.param({"keep": 1}, [3, 9], marks=pytest.mark.slow),
         pytest.param({"keep": 1, "checkpoint_steps": 2}, [3, 9], marks=pytest.mark.slow),
+        ({"keep": 9, "checkpoint_epochs": 3}, [3, 9]),
         ({"keep": 3, "checkpoint_steps": 2}, [3, 6, 8, 9]),  # 6 after the second epoch; 8 and 9 follow
         pytest.param({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9], marks=pytest.mark.slow),
     ],

@@ -102,10 +102,14 @@ class Checkpoints:
         if self.writes and best["name"] is not None and (self.folder / best["name"]).exists():
             self._point()
 
+    def is_best(self, score: float) -> bool:
+        """Return whether a score is better than that of all epochs so far."""
+        return self.metric.better(score, self.best["score"])
+
     def save(self, state: dict[str, Any], step: int, score: float | None = None) -> None:
         """Save `state` after a step, completely or not at all; with a score, it may be the best."""
         name = f"step-{step:09d}.ckpt"
-        best = score is not None and self.metric.better(score, self.best["score"])
+        best = score is not None and self.is_best(score)
         if best and score is not None:
             self.best = BestScore(score=score, name=name)
         if not self.writes:
