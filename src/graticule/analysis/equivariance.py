@@ -98,7 +98,6 @@ class Translation(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """One sentence about the logits."""
         if np.isnan(self.logits):
             return "the model has no head, so there are no logits."
         return f"logits {self.logits:.3f} of their spread over images; top-1 changes for {100 * self.flips:.1f} %."

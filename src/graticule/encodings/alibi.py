@@ -80,7 +80,6 @@ class Alibi(BiasEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize learned slopes with the formula."""
         if self.log_slopes is not None:
             self.log_slopes.copy_(self.initial.log())
 

@@ -177,7 +177,6 @@ class StageSpec:
 
     @property
     def head_dim(self) -> int:
-        """Channels per head, d."""
         return self.dim // max(self.num_heads, 1)
 
 

@@ -176,11 +176,9 @@ class Subset(TokenSelection):
         return select(table, self.index, axis, heads=axis == -1)
 
     def pairs(self, table: Tensor) -> Tensor:
-        """Return the rows and columns of these tokens."""
         return self.of(select(table, self.index, -2), -1)
 
     def rotation(self, rotation: Rotation) -> Rotation:
-        """Return the rotation of these tokens."""
         return rotation.take(self.index)
 
     def function(self, function: Function, into: Axes, out: Axes) -> Function:

@@ -146,7 +146,6 @@ def check_model(
 
 
 def _builder(encoding: Any, joining: Any) -> _Build:
-    """Return a function that builds a small model."""
     pixels = tuple(_PATCH * side for side in _GRIDS[0])
     size = {"img_size": pixels, "patch_size": _PATCH, "num_classes": _CLASSES}
     name, sizes = "vit_tiny_patch16_224", {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}

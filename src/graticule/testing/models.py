@@ -410,7 +410,6 @@ class Finding:
 
     @classmethod
     def of(cls, name: str, check: Callable[..., str], *args: object) -> Finding:
-        """Run a check with its arguments."""
         try:
             return cls(name, "passed", check(*args))
         except Failed as error:

@@ -19,7 +19,6 @@ from graticule.testing.models import Finding
 
 
 def laws_of(*laws: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
-    """Return laws by their names."""
     return {law.__name__: law for law in laws}
 
 
@@ -76,7 +75,6 @@ class TableCode(PositionCode):
 
     @property
     def other_grids(self) -> tuple[Size, ...]:
-        """Grids that are larger, smaller and mixed."""
         height, width = self.native
         return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
 
