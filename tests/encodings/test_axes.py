@@ -61,7 +61,6 @@ def test_each_law_applies_to_all_encodings_but_those_that_say_why_not():
     without = {law: {name for name in ENCODINGS if law not in outcomes[name]} for law in LAWS}
     divided = {"sinusoidal_2d", "rope", "rope_golden_gate", "pope", "mrope", "irpe"}
     convolved = {"peg", "convolutional_projection"}
-    assert without["one_frame"] == {*divided, "causal", "windowed", "cropped"}
     ordered = {"sinusoidal_1d", "rope_1d", "causal"}
     assert without["permutation"] == {*divided, *ordered, "global_filter"}
     maps = {"learnable", "factorized", "decomposed", "relative_bias", "shared_relative_bias", "mirrored_bias"}

@@ -208,7 +208,7 @@ WRONG = {
         "resampling: a table must be resampled from 4 x 6 to 7 x 5 patches by area",
     ),
 }  # fmt: skip
-NOT_COMPUTED = {"one_frame", "resampling", "points", "crop"}
+NOT_COMPUTED = {"resampling", "points", "crop"}
 #: What is right and passes -> the laws that do not apply to it.
 RIGHT = {
     **{

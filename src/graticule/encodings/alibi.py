@@ -61,7 +61,7 @@ class Alibi(BiasEncoding):
             raise ValueError(f"`num_heads` must be at least {axes} where `distance` is 'axes', got {num_heads}.")
         self.distance = distance
         if distance == "axes":
-            self.exempt = ("one_frame, permutation: heads are divided among the axes",)
+            self.exempt = ("permutation: heads are divided among the axes",)
         self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
         if slopes is None or slopes == "learned":
             self.initial_slopes = [
