@@ -436,7 +436,7 @@ def _fields(case: _Case) -> None:
     model = _draw(case.build().eval())
     images, grids = _images(model, model.grid.shape, 2), model.layer_grids(model.grid)
     logits = model.forward_head(model.features_of(list(model.each_layer(images))))
-    check_same(logits, run(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
+    check_same(logits, run(model, images), "a model must compute its output from the tokens of `each_layer`", 1e-4)
     unknown = model.takes - FIELD_KINDS.keys()
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     default = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
