@@ -226,7 +226,9 @@ def _differing(code: RotationCode, best: Candidate) -> list[str]:
         ours, its = (read_angles(rotation, LARGE, pair).steps[0] for rotation in (replace(code, rotate=rotate), code))
         index = ((its - ours).abs() > 1e-5 * ours.abs().clamp_min(1e-9)).any(-1).nonzero().flatten().tolist()
         ratios = (its.norm(dim=-1) / ours.norm(dim=-1)).tolist()
-        lines = [f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times the frequency of the nearest" for at in index[:3]]
+        lines = [
+            f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times the frequency of the nearest" for at in index[:3]
+        ]
         lines += [f"{len(index)} of {len(pair)} frequencies differ"] * (len(index) > 3)
     return lines
 
