@@ -119,7 +119,7 @@ WRONG = {
                        r"\(heads, H \* W, H \* W\) = \(3, 15, 15\), got \(3, 1, 225\)"),
     "none is returned": (bias("return ", ""), r"= \(3, 15, 15\), got NoneType"),
     "sides are exchanged": (bias("i // w, i % w", "i // h, i % h"), r"row_order: patches must be row by row .*"
-                            "`bias` on 3 x 5 patches is that of 5 x 3 patches; patch i is in row i // W"),
+                            "`bias` on 3 x 5 patches is the one of 5 x 3 patches; patch i is in row i // W"),
     "axes differ without a reason": ({**BIAS}, "permutation: permuting the axes must permute the position"),
     "a table of one grid": (
         bias(

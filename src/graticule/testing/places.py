@@ -125,7 +125,7 @@ def row_order(encoding: str, joining: str, shape: Shape) -> None:
                 continue
             if rest(shape[::-1]) < _EXACT < 1e-6 < rest(shape):
                 raise Failed(
-                    f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is that of "
+                    f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is the one of "
                     f"{by(shape[::-1])} patches; patch i is in row i // W and column i % W of a grid (H, W)"
                 )
 
