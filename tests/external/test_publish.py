@@ -159,7 +159,7 @@ def test_a_hostile_config_of_an_attached_position_is_refused(published, tmp_path
         ("depth", {"graticule": {"model": "timm:vit_tiny_patch16_224(depth=100000)"}}, "`depth` must be at most 1,000"),
         ("depths", {"graticule": {"model": "timm:pit_ti_224(depths=[2, 9999])"}}, "`depths` must be at most 1,000"),
         ("blocks", {"attached": {"blocks": "nothing.*"}}, "`blocks` must match"),
-        ("remove", {"attached": {"remove": ["weights.pth"]}}, "`remove` must name a parameter"),
+        ("remove", {"attached": {"remove": ["weights.pth"]}}, "`remove` must be one of"),
         ("image", {"attached": {"image": [0, 48]}}, "is damaged"),
         ("encoding", {"graticule": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
         ("preparation", {"pretrained_cfg": {"mean": "x"}}, "is damaged"),
