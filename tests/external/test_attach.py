@@ -206,7 +206,7 @@ REFUSED = [
     ({"blocks": "layers.*"}, r"`blocks` must match .*candidates are blocks\.\* \(3 of Block\)"),
     ({"blocks": "blocks.*.mlp"}, "`norm` must be the norm before the attention of each block.*its norms are none"),
     ({"norm": "norm3"}, "`norm` .*got 'norm3', which blocks.0 \\(Block\\) does not have; its norms are norm1, norm2"),
-    ({"norm": "norm2"}, "applied to the input of its block \\(pre-norm\\), got 'norm2', which blocks.0 applies to some"),
+    ({"norm": "norm2"}, "applied to the input of its block \\(pre-norm\\), got 'norm2', which blocks.0 applies"),
     ({"patch_grid": (5, 5)}, "`patch_grid` must be the grid .* 18 tokens of the blocks, 4 x 4 by its stem, got 5 x 5"),
     *(({"patch_grid": grid}, "`patch_grid` must be the grid of the patches .* 4 x 4 by its stem, got")
       for grid in ((3, 3), (2, 8), (16, 1))),

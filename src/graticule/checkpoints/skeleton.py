@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -108,11 +108,11 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
         advice: what to do, for the error.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
-    others = list(differences(model, skeleton))
-    for place, actual, expected in [_first_of_list(model, others)] if others else []:
+    if others := list(differences(model, skeleton)):
+        place, actual, expected = _outlier(model, others)
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
-            f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
+            f"not {expected}; {advice}."
         )
     for place, part in model.named_modules():
         if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
@@ -123,17 +123,17 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
             )
 
 
-def _first_of_list(model: nn.Module, others: list[Difference]) -> Difference:
-    """Return the first difference; of the block that a skeleton is read from, if all other blocks differ from that."""
-    place, actual, expected = others[0]
-    for index in re.finditer(r"(?<![^.])\d+(?![^.])", place):
-        start, end = place[: index.start()], place[index.end() :]
-        same = {f"{start}{n}{end}" for n, _ in enumerate(model.get_submodule(start.rstrip(".")).children())}
-        if len(same) > 2 and {other.place for other in others if other[1:] == (actual, expected)} & same == same - {
-            f"{start}0{end}"
-        }:
-            return Difference(f"{start}0{end}", expected, f"{actual} as in the others")
-    return others[0]
+def _outlier(model: nn.Module, others: Sequence[Difference]) -> Difference:
+    """Return the first difference; if most parts like it differ in the same way, the part that they were read from."""
+    _, actual, expected = others[0]
+    same = [place.rpartition(".")[::2] for place, *texts in others if texts == [actual, expected]]
+    parts = dict(model.named_modules(remove_duplicate=False))
+    # of one class, in one list
+    kinds = {(type(parts.get(owner)), owner.partition(".")[0]) for owner, _ in same}
+    alike = [(name, part) for name, part in parts.items() if (type(part), name.partition(".")[0]) in kinds]
+    leaves = sorted({leaf for _, leaf in same})
+    read = [f"{name}.{leaf}" for name, part in alike for leaf in leaves if _text(getattr(part, leaf, None)) == expected]
+    return Difference(read[0], expected, f"{actual} as in the others") if 0 < len(read) < len(same) else others[0]
 
 
 def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
@@ -246,35 +246,6 @@ def _is_known(module: str, home: str) -> bool:
     if f"{root}." in _LIBRARIES or root in sys.stdlib_module_names:
         return True
     return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
-
-
-def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
-    """Return the settings that classes compute a part or an attribute from, as the end of a sentence."""
-    owner, _, leaf = place.rpartition(".")
-    parts: dict[str, Any] = dict(skeleton.named_modules())
-    if owner not in parts or expected in (*CODE, _MISSING):
-        return ""
-    config = getattr(parts[owner], "config", getattr(skeleton, "config", None))
-    starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
-    inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
-    reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
-    words = set(re.split(r"[._]", place))
-    equal = [
-        {
-            name: value
-            for name, value in read.items()
-            if _text(value) == expected and words & set(re.split(r"[._]", name))
-        }
-        for read in reads
-    ]
-    values = next(filter(None, equal), reads[0])
-    options = inspect.signature(inits[0]).parameters
-    for name, option in options.items() if owner and leaf not in options else ():
-        value = vars(parts[owner]).get(name)
-        if isinstance(value, _SIMPLE) and option.default not in (option.empty, value):
-            values[f"{owner}.{name}"] = value
-    simple = sorted(f"{name} = {value!r}" for name, value in values.items() if isinstance(value, _SIMPLE))
-    return f", which follows from {', '.join(simple)}" if simple else ""
 
 
 def _is_own(model: nn.Module) -> bool:

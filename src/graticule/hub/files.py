@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.utils import get_session
 from torch import nn
 
 from graticule.checkpoints.obstacles import check_savable
@@ -41,31 +39,24 @@ def quick_hub() -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise ConnectionError(
-            f"{constants.ENDPOINT} accepts no connection within {_SECONDS:.0f} s, and the file is not in the cache"
+            f"{constants.ENDPOINT} does not answer within {_SECONDS:.0f} s, and the file is not in the cache"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = False
 
 
 def can_connect(address: str) -> bool:
-    """Return True if the server at `address`, a URL, or the proxy that is set for it, accepts a connection in time."""
-    url = urlsplit(address)
-    proxies = getproxies()
-    proxy = proxies.get(url.scheme) or proxies.get("all")
-    if proxy and not proxy_bypass(url.hostname or ""):
-        url = urlsplit(proxy if "//" in proxy else f"//{proxy}", url.scheme)
-    port = url.port or (80 if url.scheme == "http" else 443)
-    connections: list[bool] = []
+    """Return True if the server at `address`, a URL, answers in time."""
+    answers: list[Any] = []
 
     def connect() -> None:
-        with suppress(OSError):
-            socket.create_connection((url.hostname or "", port), timeout=_SECONDS).close()
-            connections.append(True)
+        with suppress(Exception):  # of the client, which knows proxies
+            answers.append(get_session().head(address, timeout=_SECONDS))
 
     thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
     thread.start()
     thread.join(_SECONDS)
-    return bool(connections)
+    return bool(answers)
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
