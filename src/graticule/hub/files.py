@@ -12,9 +12,8 @@ from threading import Thread
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-from huggingface_hub.utils import get_session
 from torch import nn
 
 from graticule.checkpoints.obstacles import check_savable
