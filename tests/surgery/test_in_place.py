@@ -308,10 +308,6 @@ class Doubled(nn.Embedding):
         return 2 * super().forward(ids)
 
 
-def _wrapped(model):
-    model.patch_embed = nn.Sequential(nn.BatchNorm2d(3), model.patch_embed)
-
-
 def _embedding(model):
     return next(part for part in model.modules() if isinstance(part, nn.Embedding))
 
@@ -347,8 +343,6 @@ REPLACED = [
     (VIT, lambda model: setattr(model.patch_embed, "grid_size", (2, 8)), r"`grid_size` \(4, 4\) .*2, 8"),
     (VIT, lambda model: model.pos_embed.register_hook(torch.neg), "`pos_embed` must have no hooks"),
     (VIT, lambda model: setattr(model, "pos_embed", Marked(model.pos_embed)), "Parameter, got Marked"),
-    (VIT, _wrapped, "`patch_embed` must be of the class .*, got Sequential, which has no `grid_size`"),
-    ("converted", _wrapped, "`patch_embed` must be of the class .*, got Sequential, which has no `grid`"),
     ("converted", _own(_parametrize), "`model.position` must have its weights as tensors, got encodings.0.pos_embed"),
     *(
         (name, _own(change), f"`{place}position.encodings.0.pos_embed` must have no hooks")

@@ -201,7 +201,7 @@ def test_unsupported_models_are_refused_and_nothing_is_written(lape, tmp_path):
         (lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be one of batch, sides"),
         (lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
         (lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
-        (matrix, "model.onnx", {"dynamic": ["sides"]}, "the encoding 'liere' in this format, which has no"),
+        (matrix, "model.onnx", {"dynamic": ["sides"]}, "`model` must be one whose operators ONNX has, got the error"),
         (spline, "model.pt2", {"dynamic": ["sides"]}, "`resampler` must not be 'geometric' in a program"),
     ]
     for model, file, options, message in cases:

@@ -112,19 +112,6 @@ def shared_copy(model: nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def _replace_resamplers(modules: Iterable[Any], resampler: Spec) -> bool:
-    """Replace the resamplers of all suitable tables; return whether there are any."""
-    suitable = [module for module in modules if table_of(module) in RESAMPLERS[resampler.name].takes]
-    for module in suitable:
-        module.resampler = build_resampler(resampler, table_of(module))
-    return bool(suitable)
-
-
-def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the modules whose tables are resampled by an exchangeable resampler."""
-    return [module for module in modules if isinstance(getattr(module, "resampler", None), Resampler)]
-
-
 def table_of(module: Any) -> Any:
     """Return the kind of table in a module or module class: one of positions or of displacements."""
     return getattr(module, "table_kind", "positions")
@@ -203,8 +190,7 @@ def resize(
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
         raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
-    with torch.inference_mode(False), restore_on_error(model), _naming_parts(model):
-        # tensors of inference could never be trained
+    with torch.inference_mode(False), restore_on_error(model):  # tensors of inference could never be trained
         if backbones:
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)
@@ -251,21 +237,6 @@ def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size
                     position.position(grid)
     for position in attached:
         position.removed = [take_out(model, removed.name) for removed in position.removed]
-
-
-@contextmanager
-def _naming_parts(model: nn.Module) -> Iterator[None]:
-    """Name the part of a model that lacks an attribute which a resize reads, such as a layer within a Sequential."""
-    try:
-        yield
-    except AttributeError as error:
-        place = {id(part): name for name, part in model.named_modules()}.get(id(error.obj))
-        if not place:
-            raise
-        raise ValueError(
-            f"`{place}` must be of the class that {type(model).__name__} is built with, to be resized, got "
-            f"{type(error.obj).__name__}, which has no `{error.name}`; resize the model first, and replace it after."
-        ) from error
 
 
 def _check_computed(owner: Any) -> None:
@@ -350,8 +321,12 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None
 def _set_resampler(holders: Sequence[Backbone | AttachedPosition], resampler: str | Spec) -> None:
     """Set the resampler of all suitable tables to `resampler`, also for publishing the model."""
     spec = RESAMPLERS.specs(resampler)[0]
-    modules = with_own_resampler(part for holder in holders for part in holder.position.modules())
-    if not _replace_resamplers(modules, spec):
+    parts: Iterable[Any] = (part for holder in holders for part in holder.position.modules())
+    modules = [part for part in parts if isinstance(getattr(part, "resampler", None), Resampler)]
+    suitable = [part for part in modules if table_of(part) in RESAMPLERS[spec.name].takes]
+    for part in suitable:
+        part.resampler = build_resampler(spec, table_of(part))
+    if not suitable:
         has = sorted({f"tables of {table_of(part)}" for part in modules})
         raise ValueError(
             f"`resampler` must be one that resamples something of the model, which has "
