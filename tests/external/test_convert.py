@@ -188,7 +188,7 @@ REFUSED = [
     (changed(MIXER, attribute("blocks.1.mlp_channels.act", torch.nn.ReLU())), "mlp_channels.act is ReLU, not GELU"),
     (
         changed(VIT, attribute("blocks.0.attn", torch.nn.ReLU())),
-        "part of another kind: `blocks.0.attn`, ReLU, which has no `",
+        "part of another kind: 'ReLU' object has no attribute",
     ),
     # parts without a counterpart
     (of("vit_dwee_patch16_reg1_gap_256"), "but blocks.0.attn is DiffAttention, not Attention"),

@@ -365,7 +365,6 @@ def _kind(module: nn.Module, *both: nn.Module | None) -> str:
 
 
 def _texts(value: Any, other: Any) -> tuple[str, str]:
-    """Return two values as text."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
         if value.shape == other.shape:
             return "a tensor of other values", "what its class computes"

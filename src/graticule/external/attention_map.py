@@ -37,7 +37,6 @@ class AttentionMap:
 
     @property
     def num_heads(self) -> int:
-        """Return the number of heads."""
         return len(self.weights[0])
 
     def patches(self, head: int, image: int = 0) -> Array:

@@ -83,7 +83,6 @@ def _moved(function: Function, places: PatchIndices, into: Axes, out: Axes, x: T
 
 
 def _back(output: Any, places: PatchIndices, out: Axes) -> Any:
-    """Move the tokens of one tensor or several back."""
     if isinstance(output, Tensor):
         for axis in out:
             output = places.rows(output, axis)
@@ -248,7 +247,6 @@ class BackboneView(ModelView):
 
 @contextmanager
 def _holding(model: Backbone, position: Position) -> Iterator[None]:
-    """Give the model another position within the block."""
     original = model.position
     model.position = position
     try:

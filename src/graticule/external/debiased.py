@@ -114,7 +114,6 @@ class Debiased(HubModel):
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
-        """timm's configuration of the model."""
         return getattr(self.backbone, "pretrained_cfg", None) or {}
 
     def grid_of(self, images: Tensor) -> Grid:

@@ -217,7 +217,6 @@ def _resize(
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
-    """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
     with _refusals():
         resize_configs([config], size, patch, channels)

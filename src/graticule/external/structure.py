@@ -122,7 +122,6 @@ class Structure:
 
     @property
     def grid(self) -> Grid:
-        """The grid after the first block."""
         return self.grids[0]
 
     @property

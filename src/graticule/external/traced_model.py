@@ -61,7 +61,6 @@ class TracedModel(ModelView):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks of all stages."""
         return self.structure.modules()
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
@@ -107,7 +106,6 @@ class TracedModel(ModelView):
         return list(self._at(img_size).grids)
 
     def _at(self, img_size: Size) -> Structure:
-        """Return the structure at a size."""
         if img_size not in self._structures:
             self._structures[img_size] = find_structure(self.model, img_size)
         return self._structures[img_size]

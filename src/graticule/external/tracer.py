@@ -159,13 +159,11 @@ class PositionTracer(TorchFunctionMode):
             return call(self._model, images)
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a module of a list is called."""
         self._within.append(name)
         inputs = (*args, *kwargs.values())
         self._entered[name] = next((value for value in inputs if isinstance(value, Tensor)), None)
 
     def _leave(self, name: str, module: nn.Module, args: object, output: Any) -> None:
-        """Note that a module of a list returns."""
         self._within.pop()
         first = next(nested_tensors(output), None)
         if first is not None and first in self._facts:

@@ -106,7 +106,6 @@ class ModelView(ABC):
 
     @property
     def depth(self) -> int:
-        """The number of layers."""
         return len(self.grids(self.img_size))
 
     @property

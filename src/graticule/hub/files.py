@@ -175,7 +175,6 @@ def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return a file in a folder."""
     path = folder / name
     if not path.is_file():
         pickles = [pickle for pickle in _PICKLES if (folder / pickle).exists()]
@@ -263,7 +262,6 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
 
 
 def _use(plugins: Sequence[str], in_timm: bool) -> str:
-    """Return the section on opening the model."""
     listed = ", ".join(f'"{name}"' for name in plugins)
     argument = "" if not plugins else f", plugin={listed if len(plugins) == 1 else f'[{listed}]'}"
     text = "\n## Use\n\n    import graticule\n\n"

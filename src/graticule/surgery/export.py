@@ -206,7 +206,6 @@ class Exported:
 
     @property
     def error(self) -> float:
-        """Return the largest difference from PyTorch."""
         return max(comparison.error for comparison in self.compared)
 
 
@@ -311,7 +310,6 @@ def _format(path: Path, name: str | None) -> str:
 
 
 def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
-    """Run a traced program."""
     run = traced.module()
     try:
         with torch.no_grad():

@@ -52,7 +52,6 @@ class ConvertedFrom:
 
     @property
     def library(self) -> str:
-        """The name of the library of the model."""
         return type(self.skeleton).__module__.partition(".")[0]
 
     def empty(self, device: torch.device) -> nn.Module:

@@ -227,7 +227,6 @@ def drop_path(model: Any) -> float:
 
 
 def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return attention as arguments of our ViT."""
     dropout = getattr(model.config, "attention_probs_dropout_prob", getattr(model.config, "attention_dropout", 0))
     fused = "blocks.0.attn.qkv.bias" in tensors
     biases = tuple(fused or f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
@@ -241,7 +240,6 @@ def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the MLPs as arguments of our ViT."""
     _check_config(model, hidden_dropout_prob=0)
     proj_bias = "blocks.0.attn.proj.bias" in tensors
     if proj_bias != ("blocks.0.mlp.fc2.bias" in tensors):

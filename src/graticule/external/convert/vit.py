@@ -192,7 +192,6 @@ def read_ends(model: Any, patches: nn.Module) -> dict[str, Any]:
 
 
 def _read_pool(model: nn.Module) -> dict[str, Any]:
-    """Return the arguments for the pooling of tokens."""
     include_prefix = getattr(model, "pool_include_prefix", False)
     arguments = {"global_pool": model.global_pool, "pool_include_prefix": include_prefix}
     pool = getattr(model, "attn_pool", None)

@@ -133,7 +133,6 @@ def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position
 
 
 def _name(position: Position) -> str:
-    """Name the encoding of a part, and its joining."""
     if isinstance(position, NoPosition):
         return "nothing"
     encodings = list(getattr(position, "encodings", [])) or [getattr(position, "encoding", position)]
