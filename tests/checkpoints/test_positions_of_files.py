@@ -210,7 +210,7 @@ def test_a_table_for_one_of_several_grids_is_said(there, here, assumed, written)
             warnings.simplefilter("always")
             load(tiny(img_size=here), path)
         said = (
-            [f"pos_embed does not say what grid it is for: {assumed}, that of the model, is assumed"] if assumed else []
+            [f"pos_embed does not say what grid it is for: {assumed}, as in the model, is assumed"] if assumed else []
         )
         assert [str(record.message).partition(";")[0] for record in records] == said
 

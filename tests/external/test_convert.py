@@ -97,7 +97,7 @@ REFUSED = [
         changed(VIT, lambda m: m.norm.register_full_backward_hook(lambda *_: None)),
         "but norm._backward_hooks is the function",
     ),
-    (changed(VIT, attribute("forward", lambda x: x)), "of test_convert, not that of its class; convert"),
+    (changed(VIT, attribute("forward", lambda x: x)), "of test_convert, not its class's own; convert"),
     (changed(VIT, attribute("_pos_embed", lambda x: x)), "but _pos_embed is the function"),
     (changed(VIT, attribute("blocks.1.forward", lambda x: x)), "but blocks.1.forward is the function"),
     (changed(VIT, lambda m: m.register_state_dict_post_hook(lambda *_: None)), "but _state_dict_hooks is the function"),
@@ -108,13 +108,13 @@ REFUSED = [
     (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
     (
         within(patch.object(torch.nn.functional, "scaled_dot_product_attention", tie), VIT),
-        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not that of its lib",
+        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's",
     ),
     (
         changed(VIT, lambda m: m.blocks.__setitem__(1, torch.compile(m.blocks[1]))),
         "must not be compiled, got blocks.1, which is; compile it after",
     ),
-    (changed(VIT, attribute("head.weight.lr_scale", 0.1)), "but head.weight.lr_scale is 0.1, not that of its class"),
+    (changed(VIT, attribute("head.weight.lr_scale", 0.1)), "but head.weight.lr_scale is 0.1, not its class's own"),
     (
         changed(
             VIT, lambda m: setattr(m.blocks[1].mlp.fc1, "weight", torch.nn.Parameter(m.blocks[0].mlp.fc1.weight.data))

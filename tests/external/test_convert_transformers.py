@@ -182,7 +182,7 @@ REFUSED = [
     (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU;"),
     (
         within(patch.dict(AttentionInterface._global_mapping, sdpa=tie), VIT),
-        "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not that of its lib",
+        "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not its library's",
     ),
     (
         within(patch.object(modeling_vit, "eager_attention_forward", tie), VIT),

@@ -108,9 +108,9 @@ WRAPPERS = {
     "weight norm": (_apply(parametrizations.weight_norm), COMPUTED, WEIGHTS),
     "spectral norm": (_apply(parametrizations.spectral_norm), COMPUTED, WEIGHTS),
     # facebookresearch/ToMe#40, ultralytics/ultralytics#26132
-    "block.forward": (_patch("blocks.0.forward"), "blocks.0.forward is the function .* not that of its class", CODE),
-    "attn.forward": (_patch("blocks.1.attn.forward"), "blocks.1.attn.forward is the function .* not that", CODE),
-    "forward_features": (_patch("forward_features"), "forward_features is the function .* not that of its", CODE),
+    "block.forward": (_patch("blocks.0.forward"), "blocks.0.forward is the function .* not its class's own", CODE),
+    "attn.forward": (_patch("blocks.1.attn.forward"), "blocks.1.attn.forward is the function .* not its class", CODE),
+    "forward_features": (_patch("forward_features"), "forward_features is the function .* not its class", CODE),
     "hook": (
         _on("blocks.0", "register_forward_hook", _double),
         "blocks.0._forward_hooks is the function _double",

@@ -49,7 +49,7 @@ _MISSING = "absent"
 COMPARED: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 _SIMPLE = (bool, int, float, str, tuple)
 #: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
-CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
+CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "its class's own", "its library's own"
 #: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
 _LIBRARIES = ("graticule.", "timm.", "torch.", "transformers.")
 #: Where what is no function has the function that it calls.

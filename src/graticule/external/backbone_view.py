@@ -99,7 +99,7 @@ class BackboneView(ModelView):
     """A backbone of this library.
 
     model: the backbone; it may be folded.
-    img_size: (height, width) in pixels; that of the model by default.
+    img_size: (height, width) in pixels; the model's by default.
     change: replaces the position information of the layers.
     """
 

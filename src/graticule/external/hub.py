@@ -167,7 +167,7 @@ def host_of(module: nn.Module) -> str:
     options: dict[str, Any] = {}
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
     default: Any = timm.get_pretrained_cfg(name)
-    channels, *sides = default.input_size  # by default; that of the module follows its images
+    channels, *sides = default.input_size  # by default; the module's size follows its images
     if size is not None and list(size) != sides:
         options["img_size"] = tuple(size)
     for option, value, known in (

@@ -104,8 +104,8 @@ def check_takes_images(model: nn.Module) -> None:
 def image_size(model: nn.Module) -> Size | None:
     """Return the (height, width) in pixels that a model is built for; None if it is not known.
 
-    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part. A model of packed
-    patches has that of its table.
+    It is stated by its stem, the model, timm's or transformers' configuration, or any part. A model of packed patches
+    has the size of its table.
     """
     if isinstance(model, FeatureGetterNet) and (size := image_size(model.model)):
         return size  # its own configuration has the usual one

@@ -231,7 +231,7 @@ def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | 
 
 
 def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
-    """Return what differs in a model that its class builds for other sizes than those of `built`."""
+    """Return what differs in a model that its class builds for other sizes than `built` has."""
     olds, changes = dict(built.named_modules()), {}
     for name, part in other.named_modules():
         if name not in olds or type(olds[name]) is not type(part):
@@ -286,7 +286,7 @@ def _callable_parts(model: Any, image: Shape) -> list[Any]:
 
 
 def _run(model: Any, inputs: Any) -> None:
-    """Call a model, on shapes alone where its class allows it; errors are those of its call."""
+    """Call a model, on shapes alone where its class allows it; errors come from its call."""
     with suppress(Exception):
         copy = without_values(model)
         with evaluating(copy):
@@ -414,7 +414,7 @@ def _resample(
 
 
 def _set(model: nn.Module, path: str, new: Any) -> None:
-    """Set a parameter, buffer or attribute to that of another size; a parameter is the kernel of patches."""
+    """Set a parameter, buffer or attribute to its value for another size; a parameter is the kernel of patches."""
     values, key = _holder(model, path)
     old = values[key]
     if isinstance(new, nn.Parameter):

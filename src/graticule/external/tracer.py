@@ -235,7 +235,7 @@ class PositionTracer(TorchFunctionMode):
         return self._source_parameters.get(value, frozenset()) if name is None else frozenset((name,))
 
     def _passed_on(self, name: str, tensors: list[Tensor]) -> TensorFacts:
-        """Return the facts of what a function makes of some tensors."""
+        """Return the facts of a function's outputs for some tensors."""
         known = [self._facts[x] for x in tensors if x in self._facts]
         if name in _CONSUMERS:
             return TensorFacts(self._count, logits=name in _PRODUCTS and len(known) == 2)
@@ -369,7 +369,7 @@ def _is_position(kind: str, axes: tuple[int, ...], dims: int) -> bool:
 def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:
     """Return the axes, counted from the end, along which a constant has more than one value.
 
-    The values of parameters may be equal, as those of a table that is zero; so their axes count whatever the values,
+    The values of parameters may be equal, as in a table that is zero; so their axes count whatever the values,
     except the first one of all, which may be the batch.
     """
     if constant.ndim > dims:

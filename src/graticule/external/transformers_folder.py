@@ -46,7 +46,7 @@ _ENCODERS = {
 _WITHIN = {r"^(?:model\.)?visual\.": ""}
 #: PIL's numbers of interpolations -> timm's names.
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-#: Height and width of the images on which the preprocessing that was read is compared with that of transformers.
+#: Height and width of the images on which the preprocessing that was read is compared with transformers'.
 _COMPARED = ((64, 160), (160, 64), (96, 96))
 
 

@@ -75,7 +75,7 @@ class Host:
     num_heads: int | None = None
 
     def grid(self, patch_grid: tuple[int, int] | None) -> Grid:
-        """Return the grid of the tokens: that of the convolution, or `patch_grid`."""
+        """Return the grid of the tokens, which is the convolution's, or `patch_grid`."""
         shape = self.shape if patch_grid is None else patch_grid
         if shape is None:
             raise ValueError(

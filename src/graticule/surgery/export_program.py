@@ -222,7 +222,7 @@ class Sizes:
         )
 
     def doubled(self) -> Sizes:
-        """Return those of twice the step."""
+        """Return sizes of twice the step."""
         step, most = tuple(2 * side for side in self.step), tuple(side // 2 for side in self.most)
         return replace(self, step=step, most=most)
 

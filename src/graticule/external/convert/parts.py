@@ -33,7 +33,7 @@ class Conversion:
     """Description of a model of timm or transformers as one of ours, read from its attributes.
 
     backbone: the class of our model.
-    arguments: those of its constructor except `position`, as plain values, which can be written to a file.
+    arguments: arguments of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
     build_source: builds a model of the other library from what was read, without weights, as `build_of_class` does; by
         default from the configuration of a model of transformers.
@@ -274,7 +274,7 @@ def _read_projection(attn: Any) -> dict[str, Any]:
         return {"qkv_layer": "fused", "qkv_bias": attn.qkv.bias is not None}
     bias, key_bias = attn.q_proj.bias is not None, attn.k_proj.bias is not None
     if key_bias and not bias:
-        raise refuse(attn, "k_proj.bias", "a bias", "must be None as that of the queries")
+        raise refuse(attn, "k_proj.bias", "a bias", "must be None as the bias of the queries")
     return {"qkv_layer": "separate" if bias == key_bias else "separate_no_key_bias", "qkv_bias": bias}
 
 

@@ -42,8 +42,8 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
     largest = float((output.reshape(expected.shape) - expected).abs().max())
     if not largest <= max(_TOLERANCE, 16 * torch.finfo(weight.dtype).eps) * scale:
         raise ValueError(
-            f"`model` must compute what its class does, got {kind} whose output for one image differs from that of "
-            f"{type(backbone).__name__} by {largest:.2g}, where the largest is {scale:.2g}; "
+            f"`model` must compute what its class does, got {kind} whose output for one image differs from the "
+            f"{type(backbone).__name__}'s by {largest:.2g}, where the largest is {scale:.2g}; "
             "`verify=False` converts it without this check."
         )
 

@@ -1,4 +1,4 @@
-"""Fits of absolute encodings to a given table, of joinings to 'default', and of what replaces a table or nothing."""
+"""Fits of absolute encodings to a table, of joinings to 'default', and of parts that replace a table or nothing."""
 
 from __future__ import annotations
 
