@@ -513,23 +513,6 @@ def test_transforms_of_timm_follow_the_images_of_a_model(name, tmp_path):
             assert (config["input_size"], len(config["mean"]), len(config["std"])) == (expected, *[expected[0]] * 2)
 
 
-@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of timm
-@pytest.mark.parametrize(
-    ("size", "window"),
-    [((96, 96), 12), ((96, 96), 4), ((96, 64), ((12, 8), (6, 4)))],  # microsoft/Swin-Transformer#24, #117
-)
-def test_the_table_of_swin_at_another_window_is_that_of_timm(size, window):
-    """By conversion."""
-    options = {**SWIN, "img_size": 56, "window_size": 7}
-    theirs = draw(timm.create_model("swin_tiny_patch4_window7_224", **options)).eval()
-    ours = graticule.convert(theirs)
-    ours.set_input_size(size, window_size=window)
-    theirs.set_input_size(img_size=size, window_size=window)
-    states = graticule.published_state_dict(ours), theirs.state_dict()
-    for name in [name for name in states[1] if name.endswith("bias_table")]:
-        torch.testing.assert_close(states[0][name], states[1][name], rtol=1e-6, atol=1e-6)  # timm computes in float32
-
-
 def _debiased(model):
     images = torch.randn(9, 3, 32, 32, dtype=torch.float64)
     return graticule.debias(model, images, "mean").backbone
