@@ -101,11 +101,7 @@ def build_skeleton(build: Callable[[], nn.Module]) -> nn.Module:
 def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice: str) -> None:
     """Check that a model differs from its skeleton in the values of its parameters only, and is in one mode.
 
-    Args:
-        model: the model.
-        skeleton: what its class builds.
-        settings: what the skeleton is built from, for the error.
-        advice: what to do, for the error.
+    The error has the `settings` that the skeleton is built from, and advice.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
     if others := list(differences(model, skeleton)):

@@ -129,12 +129,7 @@ _LIBRARIES: dict[str, tuple[Any, Any, Sequence[str]]] = {
 
 
 def build_host(text: str) -> Any:
-    """Build a module of timm or torchvision, with the weights of its initialization.
-
-    Args:
-        text: the library and the name, with options, such as 'timm:vit_tiny_patch16_224(img_size=64)' or
-            'torchvision:vit_b_16(num_classes=10)'.
-    """
+    """Build a module of timm or torchvision, such as 'torchvision:vit_b_16(num_classes=10)', with initial weights."""
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
     names, create, refused = _LIBRARIES[library]
@@ -186,12 +181,8 @@ _TOLERANCE = 1e-3
 def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of config.json for a module with an attached position.
 
-    The module is rebuilt from it, with its weights, and must compute the same outputs.
-
-    Args:
-        module: the module; it is not changed.
-        host: the name that the module was built from, such as 'torchvision:vit_b_16'; modules of timm record it.
-        preprocessing: entries of timm's configuration.
+    The module is rebuilt from `host`, a name such as 'torchvision:vit_b_16' that modules of timm record, with its
+    weights, and must compute the same outputs. It is not changed.
     """
     words, created = described_attachment(module)
     host = host_of(module) if host is None else host

@@ -134,10 +134,6 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return config.json and model.safetensors of a folder, or of a repository on the hub.
 
     If a model of transformers has its weights in several files, their index is returned; `shards` lists the files.
-
-    Args:
-        source: a folder, or OWNER/NAME on the hub.
-        hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
     """
     folder = Path(source)
     find = partial(_within, folder) if folder.is_dir() else partial(_downloaded, str(source), hub=hub)

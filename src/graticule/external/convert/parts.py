@@ -135,11 +135,7 @@ def build_of_class(
 ) -> Callable[[], nn.Module]:
     """Return what builds a model of the class of `model` from those arguments that its constructor has.
 
-    Args:
-        model: the model of timm.
-        arguments: arguments of our constructor and of timm's; the later ones count.
-        signature: what has the arguments of the constructor, where that takes any.
-        others: further arguments of the constructor.
+    Of several mappings the last one counts. `signature` has the arguments of a constructor that takes any.
     """
     known = inspect.signature(signature or type(model)).parameters
     chosen = {name: value for mapping in (*arguments, others) for name, value in mapping.items() if name in known}
@@ -153,14 +149,7 @@ def factory_of(part: nn.Module) -> Callable[..., nn.Module]:
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
-    """Return the error for a part of a model that cannot be converted.
-
-    Args:
-        model: the model, or a module of it.
-        attribute: the name of the part that cannot be converted.
-        value: its value; for a module, its class is named.
-        rule: the rule that it violates, such as 'must be False'.
-    """
+    """Return the error for an attribute of a model or a module that violates a rule, such as 'must be False'."""
     value_text = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
     return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {value_text}.")
 

@@ -72,9 +72,7 @@ _BLOCK = re.compile(r"(?:layers?|blocks)\.(\d+)\.(?:blocks\.(\d+)\.)?(.+)")
 def names_of(model: nn.Module, others: Mapping[str, str] = {}) -> dict[str, str | tuple[str, ...]]:
     """Map the name of each tensor of a model of transformers to its name in timm's layout.
 
-    Args:
-        model: the model.
-        others: a part in timm's layout -> its name here, if the family has another one.
+    `others` maps parts in timm's layout to names of the family that differ.
     """
     return {name: _timm_name(name, others) if value.numel() else () for name, value in model.state_dict().items()}
 

@@ -51,9 +51,7 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
 def outputs_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the output of a model as the backbone has it, and its tokens, if the model returns them.
 
-    Args:
-        model: a model of timm or transformers.
-        x: images (B, C, height, width), or videos (B, C, frames, height, width).
+    x: images (B, C, height, width), or videos (B, C, frames, height, width).
     """
     name, config = type(model).__name__, cast("Any", getattr(model, "config", None))
     if not name.startswith("Qwen") and not name.startswith("Pixtral"):
