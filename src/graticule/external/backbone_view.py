@@ -124,7 +124,6 @@ class BackboneView(ModelView):
         return Pass(layers, logits)
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Return the patches of the model's features, (B, H * W, D), computed from the tokens of the layers."""
         with evaluating(self.model):
             return self.patches_of(self.model.features_of(layers), layers[-1][1])
 
@@ -138,7 +137,6 @@ class BackboneView(ModelView):
 
     @property
     def coarsest_patch(self) -> Size:
-        """(height, width) in pixels of a patch of the last layer."""
         return self.model.coarsest_patch
 
     def resized_to(self, img_size: Size) -> BackboneView:
@@ -238,7 +236,6 @@ class BackboneView(ModelView):
 
     @property
     def position_parameters(self) -> dict[str, int]:
-        """Map each kind of module of the position to the number of its own parameters."""
         counts: Counter[str] = Counter()
         for module in self.model.position.modules():
             counts[type(module).__name__] += sum(value.numel() for value in module.parameters(recurse=False))
@@ -277,7 +274,6 @@ class _ChangedPosition(Position):
         return [position.merge(edit_after(layer, at)) for position, (layer, at) in zip(layers, grids, strict=True)]
 
     def set_grid(self, grid: Grid) -> None:
-        """Pass the grid to the position."""
         self.original.set_grid(grid)
 
 

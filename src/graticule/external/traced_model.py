@@ -102,7 +102,6 @@ class TracedModel(ModelView):
         return patches.flatten(2).mT, Grid(patches.shape[2], patches.shape[3])
 
     def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid after each layer, for images of `img_size`, found in a forward pass."""
         return list(self._at(img_size).grids)
 
     def _at(self, img_size: Size) -> Structure:
@@ -194,7 +193,6 @@ class TracedModel(ModelView):
 
     @property
     def position_parameters(self) -> dict[str, int]:
-        """Map each kind of position information to the number of its parameters."""
         return self.structure.position_parameters
 
     def _tracer(self, keep: bool = False) -> PositionTracer:

@@ -108,7 +108,6 @@ class Onnx(Format):
                 quantize_dynamic(model, str(path), **options)
 
     def open(self, path: Path) -> Runner:
-        """Open a file with ONNX Runtime."""
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -141,7 +140,6 @@ class TorchExport(Format):
             torch.export.save(traced, file)
 
     def open(self, path: Path) -> Runner:
-        """Load a program."""
         with path.open("rb") as file:
             module = torch.export.load(file).module()
 
