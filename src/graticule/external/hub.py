@@ -12,13 +12,14 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision import models
 
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
+from graticule.external.tracer import nested_tensors
 from graticule.external.transformers_folder import LAYERS, converted_or_itself, import_transformers, with_weights
 from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, record_input, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
@@ -27,6 +28,7 @@ from graticule.registry.checks import check_numbers, checked, known_name, printa
 from graticule.registry.fields import Bounded, Count, Depth, check_value, read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition
+from graticule.surgery.export import difference
 from graticule.system.memory import build_within_memory
 
 
@@ -50,17 +52,10 @@ class _Attached:
 
     def attach_to(self, module: Module) -> Module:
         """Attach the position to the module again, as initialized, and return the module."""
-        return attach(
-            module,
-            self.graticule.encoding,
-            self.graticule.joining,
-            blocks=self.attached.blocks,
-            norm=self.attached.norm,
-            patch_grid=self.attached.patch_grid,
-            remove=tuple(self.attached.remove),
-            example=torch.zeros(2, image_channels(module), *self.attached.image),
-            start="new",
-        )
+        words, arguments = self.graticule, dict(vars(self.attached))
+        example = torch.zeros(2, image_channels(module), *arguments.pop("image"))
+        arguments["remove"] = tuple(arguments["remove"])  # a list, before it is written
+        return attach(module, words.encoding, words.joining, **arguments, example=example, start="new")
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,8 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     else:
         again.load_state_dict(module.state_dict())
         with evaluating(module), evaluating(again):
-            if not _same(again(images), module(images)):
+            outputs, expected = ([*nested_tensors(part(images))] for part in (again, module))
+            if difference(outputs, expected) > _TOLERANCE:
                 problem = "which computes something else with the same weights"
     if problem:
         raise ValueError(
@@ -225,13 +221,6 @@ def open_attached(config: Path, weights: Path) -> nn.Module:
         prepare(module, described.pretrained_cfg)
         record_input(module, image_channels(module), described.attached.image)
     return load_own(module, weights)
-
-
-def _same(output: object, expected: object) -> bool:
-    if not isinstance(output, Tensor) or not isinstance(expected, Tensor) or output.shape != expected.shape:
-        return False
-    worst = float((output.float() - expected.float()).abs().max())
-    return worst <= _TOLERANCE * float(expected.float().abs().max().clamp(min=1e-12))
 
 
 @checked
