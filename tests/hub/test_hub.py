@@ -68,7 +68,7 @@ def test_preprocessing_that_does_not_fit_is_refused_in_writing_and_reading(
     with pytest.raises(ValueError, match=message):
         model.save_pretrained(tmp_path / "new", preprocessing=preprocessing)
     assert not (tmp_path / "new").exists()
-    if preprocessing != {"mean": [0.5]}:  # one mean is that of every channel, when a file is read
+    if preprocessing != {"mean": [0.5]}:  # one mean is for every channel, when a file is read
         with pytest.raises(ValueError, match=r"config\.json is damaged"):
             graticule.from_pretrained(changed(pretrained_cfg=preprocessing))
 

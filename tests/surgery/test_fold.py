@@ -326,7 +326,7 @@ CHANGED = {
     "of", [pytest.param(of, marks=pytest.mark.slow) if of != "ViT, biases" else of for of in CHANGED]
 )
 def test_a_folded_model_follows_changes_of_its_parameters_in_place(of, change, sizes):
-    """Outputs are those of the model with the same weights that is not folded, also in a second call and in threads."""
+    """Outputs equal the model with the same weights that is not folded, also in a second call and in threads."""
     folded, x = fold(draw(CHANGED[of]()).double(), sizes=sizes), images(dtype=torch.float64)
     with torch.no_grad():
         before = folded(x)

@@ -180,7 +180,7 @@ def _resized_part(model):
     return graticule.resize(nn.ModuleDict({"backbone": model}), 48)["backbone"]
 
 
-#: Operation -> a host, a function of it, and whether its outputs are those of the host.
+#: Operation -> a host, a function of it, and whether its outputs are the host's.
 OPERATIONS = {
     "convert": (_timm, graticule.convert, True),
     "resize": (_timm, lambda model: graticule.resize(model, 48), False),
