@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +10,7 @@ import timm
 import torch
 import torchvision
 import transformers
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from timm_models import attribute, changed, within
 from timm_models import build as small
 
@@ -97,6 +97,12 @@ REFUSED = [
     (within(global_hook(), VIT), "but torch.nn.modules.module._global_backward_hooks is the function"),
     (changed(VIT, lambda m: vars(m.blocks[1]).update(mlp=torch.relu)), "but blocks.1.mlp is hidden by an attribute of"),
     (within(patch.object(Block, "mlp", torch.relu, create=True), VIT), "but blocks.0.mlp is hidden by an attribute of"),
+    (within(patch.object(Block, "forward", LayerScale.forward), VIT), "is the function LayerScale.forward of"),
+    (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
+    (
+        within(patch.object(torch.nn.functional, "scaled_dot_product_attention", tie), VIT),
+        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's",
+    ),
     (
         changed(VIT, lambda m: m.blocks.__setitem__(1, torch.compile(m.blocks[1]))),
         "must not be compiled, got blocks.1, which is; compile it after",

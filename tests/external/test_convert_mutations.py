@@ -4,7 +4,9 @@ import inspect
 import re
 from collections import Counter
 from copy import deepcopy
-from functools import partial
+from functools import partial, wraps
+from types import FunctionType
+from unittest import mock
 
 import pytest
 import torch
@@ -273,6 +275,29 @@ def test_what_is_changed_in_a_model_is_carried_or_refused(name, step):
 
 FAST = ("vit_tiny_patch16_224", "beit_base_patch16_224", "ViTModel-0")
 FEW = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name not in FAST)]
+
+
+def replaced(function, kind, key):
+    """Return a change of a class, to a function with the name and the module of the original."""
+    return mock.patch.object(kind, key, wraps(function)(lambda *args, **kwargs: function(*args, **kwargs)))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_function_that_was_put_into_a_class_is_refused_by_its_name(name):
+    model = build_model(name).float()
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__ if issubclass(kind, nn.Module)}
+    changes = [(value, kind, key) for kind in kinds for key, value in vars(kind).items() if key != "__init__"]
+    changes = [change for change in changes if isinstance(change[0], FunctionType)]
+    assert len({change[1] for change in changes}) > 6
+    for function, kind, key in (
+        changes if name not in FAST else [change for change in changes if change[2] == "forward"]
+    ):
+        place = re.escape(
+            f"but {kind.__module__}.{kind.__qualname__}.{key} is the function replaced.<locals>.<lambda> of "
+        )
+        with replaced(function, kind, key), pytest.raises(ValueError, match=place):
+            graticule.convert(model, verify=False)
+    graticule.convert(model, verify=False)
 
 
 @pytest.mark.parametrize("name", FEW)

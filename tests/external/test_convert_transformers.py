@@ -10,6 +10,7 @@ from timm_models import assert_same_bits, attribute, changed, within
 from torch import nn
 from transformers import AttentionInterface, ViTModel
 from transformers.activations import ACT2FN
+from transformers.models.vit import modeling_vit
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, whole_float64
 
 import graticule
@@ -178,6 +179,10 @@ REFUSED = [
     (
         within(patch.dict(AttentionInterface._global_mapping, sdpa=tie), VIT),
         "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not its library's",
+    ),
+    (
+        within(patch.object(modeling_vit, "eager_attention_forward", tie), VIT),
+        "but transformers.models.vit.modeling_vit.eager_attention_forward is the function tie of test_c",
     ),
     (
         within(another_activation(), VIT),

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import socket
 from pathlib import Path
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import graticule
+from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.hub.files import Card
 from in_turn import in_turn
@@ -86,7 +88,7 @@ def test_a_saved_model_round_trips_with_its_position_and_its_sizes(model, folder
     again = graticule.from_pretrained(folder)
     assert_same_outputs(again, model)
     assert not again.training and again.img_size == (24, 40) and again.num_classes == 5
-    assert type(graticule.from_pretrained(folder)) is VisionTransformer
+    assert type(VisionTransformer.from_pretrained(folder)) is VisionTransformer
     config = json.loads((folder / "config.json").read_text())
     assert config["graticule"]["encoding"] == "learnable(std=0.5, resampler='bilinear') + relative_bias(layers=(0, 2))"
     assert config["graticule"]["joining"] == "lape(layers=2)"
@@ -118,7 +120,7 @@ def test_models_with_stages_and_windows_round_trip(tmp_path):
     name, sizes = SMALL["Swin"]
     model = graticule.create_model(name, **sizes, num_classes=2).eval()
     model.set_input_size((32, 64), window_size=2)
-    again = graticule.from_pretrained(model.save_pretrained(tmp_path / "swin"))
+    again = SwinTransformer.from_pretrained(model.save_pretrained(tmp_path / "swin"))
     assert_same_outputs(again, model, 32, 64)
     assert again.windows == model.windows
 
@@ -313,6 +315,14 @@ def test_functions_and_rates_of_training_are_not_saved_with_a_warning(model, tmp
     other.blocks[1].attn.proj_drop.p = 0.5
     with pytest.warns(UserWarning, match=r"^forward, blocks.1.attn.proj_drop.p of VisionTransformer are not saved: "):
         other.save_pretrained(tmp_path / "changed")
+    block = type(model.blocks[0])
+    with (
+        mock.patch.object(block, "forward", lambda part, x, *args: x),
+        pytest.warns(
+            UserWarning, match=rf"^{block.__module__}.{block.__name__}.forward of VisionTransformer is not saved"
+        ),
+    ):
+        model.save_pretrained(tmp_path / "patched")
     other = copy.deepcopy(model).bfloat16()
     with pytest.warns(UserWarning, match=r"\.dtype and \d+ more of .* not saved: the opened model is in torch.float32"):
         other.save_pretrained(tmp_path / "narrow")

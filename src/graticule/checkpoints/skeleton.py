@@ -5,10 +5,12 @@ What was read is a setting of the skeleton, so every difference is something tha
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -48,8 +50,12 @@ COMPARED: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 _SIMPLE = (bool, int, float, str, tuple)
 #: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
 CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "its class's own", "its library's own"
-#: Libraries whose classes and functions are known.
+#: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
 _LIBRARIES = ("graticule.", "timm.", "torch.", "transformers.")
+#: Where what is no function has the function that it calls.
+_WITHIN: dict[Any, str] = {MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__", property: "fget"}
+_WITHIN |= dict.fromkeys((partial, partialmethod, cached_property), "func")
+_CALLING = (FunctionType, type(cache(str)), *_WITHIN)
 
 
 class Difference(NamedTuple):
@@ -168,7 +174,7 @@ def differences(model: nn.Module, skeleton: nn.Module) -> Iterator[Difference]:
 
 
 def code_of(model: nn.Module) -> Iterator[Difference]:
-    """Yield hooks, and functions that instances have instead of the methods of their classes.
+    """Yield hooks, and functions that instances, classes or modules have instead of those that they are defined with.
 
     Leaves out hooks that only record outputs and, in a model of this library, its own hooks.
     """
@@ -176,6 +182,7 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
     for kind in HOOKS:
         for hook in getattr(torch.nn.modules.module, f"_global{kind}", {}).values():
             yield Difference(f"torch.nn.modules.module._global{kind}", _text(hook), EMPTY)
+    yield from _replaced_code(model)
     for name, part in model.named_modules():
         start = f"{name}." if name else ""
         entries = [(kind, hook, EMPTY) for kind in HOOKS for hook in vars(part)[kind].values()]
@@ -197,8 +204,44 @@ def code_of(model: nn.Module) -> Iterator[Difference]:
                 yield Difference(f"{start}{key}", "hidden by an attribute of this name", "the part of this name")
         attention = getattr(vars(part).get("config"), "_attn_implementation", None)
         function = getattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS", {}).get(attention)
-        if function is not None and not _module_of(function).startswith(_LIBRARIES):
+        if function is not None and not _is_known(_module_of(function), "transformers"):
             yield Difference(f"{start}config._attn_implementation", f"{attention!r}, {_text(function)}", OF_LIBRARY)
+
+
+def _replaced_code(model: nn.Module) -> Iterator[Difference]:
+    """Yield functions in the classes of a model, or in the modules that define these, that others put there."""
+    kinds = dict.fromkeys(kind for part in model.modules() for kind in type(part).__mro__)
+    owners: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+    owners |= {name: sys.modules.get(name) for name in ("torch.nn.functional", *(kind.__module__ for kind in kinds))}
+    for place, owner in owners.items():
+        home, names = getattr(owner, "__module__", place), {base.__qualname__ for base in getattr(owner, "__mro__", ())}
+        for key, value in vars(owner).items() if owner is not None and home.startswith(_LIBRARIES) else ():
+            if key == "__init__" or (key.startswith("__") and not names):  # what torch.compile puts into modules
+                continue
+            for function in _functions(value):
+                scope = getattr(getattr(function, "__code__", None), "co_qualname", "").rpartition(".")[0]
+                is_other = names and scope and scope not in names and not scope.endswith("<locals>")
+                if is_other or not _is_known(_module_of(function), home):
+                    yield Difference(f"{place}.{key}", _text(function), OF_CLASS if names else OF_LIBRARY)
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """Yield the functions that a value calls, from the outermost wrapper inwards, and last another callable object."""
+    while isinstance(value, _CALLING):
+        if isinstance(value, FunctionType):
+            yield value
+        value = getattr(value, _WITHIN.get(type(value), "__wrapped__"), None)
+    if callable(value) and not isinstance(value, type):
+        yield value
+
+
+@cache
+def _is_known(module: str, home: str) -> bool:
+    """Return whether a module is of a library, of Python, or of a package that the module `home` imports."""
+    root = module.partition(".")[0]
+    if f"{root}." in _LIBRARIES or root in sys.stdlib_module_names:
+        return True
+    return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
 
 
 def _is_own(model: nn.Module) -> bool:
@@ -304,11 +347,11 @@ def _ties(model: nn.Module) -> dict[str, str]:
 
 
 def _module_of(value: Any) -> str:
-    """Return the name of the module that a function, also within a method or partial, or a callable's class is from."""
-    while (inner := getattr(value, "func", getattr(value, "__func__", None))) is not None:
-        value = inner
-    module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else type(value).__module__
-    return str(module)
+    """Return the name of the module that a function, or the class of a callable object, is from."""
+    function = next(_functions(value), value)
+    return str(
+        function.__globals__.get("__name__") if isinstance(function, FunctionType) else type(function).__module__
+    )
 
 
 def _kind(module: nn.Module, *both: nn.Module | None) -> str:

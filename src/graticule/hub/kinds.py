@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
@@ -119,6 +119,18 @@ class HubModel(nn.Module):
         with tempfile.TemporaryDirectory() as folder:
             written = self.save_pretrained(Path(folder) / repo_id.rpartition("/")[2])
             return files.push_folder(written, repo_id, private, token, revision)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: Any) -> Self:
+        """Open a model as `graticule.from_pretrained` does.
+
+        Raises:
+            ValueError: also if it is of another class.
+        """
+        model = from_pretrained(source, **options)
+        if not isinstance(model, cls):
+            raise ValueError(f"`source` must be a {cls.__name__}, got {str(source)!r}, a {type(model).__name__}.")
+        return model
 
 
 def skeleton_of(model: nn.Module, config: Mapping[str, Any]) -> nn.Module:
