@@ -175,7 +175,7 @@ REFUSED = [
         changed(partial(build, "BeitModel", SMALL), attribute("layers.1.drop_path.drop_prob", 0.5)),
         "but layers.1.drop_path.drop_prob is 0.5, not 0.1; convert",
     ),
-    (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU;"),
+    (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU, which follows from config.hidden_act = 'relu', "),
     (
         within(patch.dict(AttentionInterface._global_mapping, sdpa=tie), VIT),
         "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not its library's",

@@ -347,6 +347,22 @@ def changed(name: str, place: str, key: str, value: Any, **config: Any) -> Any:
     return model
 
 
+def reads_rows(place: str, hook: bool = False, name: str = "ViTModel", **config: Any) -> Any:
+    """Return a model with a part whose outputs depend on the number of rows of a table of another part, or its own."""
+    model = draw(build(name, {**SMALL, **config}))
+    part, forward = model.get_submodule(place), model.get_submodule(place).forward
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        rows = max(len(y[0]) if y.ndim == 3 else len(y) for n, y in model.named_parameters() if "position" in n)
+        return x + 0.1 * rows * torch.arange(x.shape[-1])
+
+    if hook:
+        part.register_forward_hook(lambda _, __, output: change(output))
+    else:
+        part.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
+    return model
+
+
 REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
     (
         partial(changed, "SwinModel", "encoder.layers.0.blocks.1", "shift_size", 3),
@@ -369,6 +385,17 @@ REFUSED_MODELS: list[tuple[Any, dict[str, Any], str]] = [
         partial(changed, "RfDetrDinov2Backbone", "embeddings", "window_partition", partial),
         {"img_size": (64, 128)},
         "window_partition is another; undo this change first",
+    ),
+    (
+        partial(reads_rows, "layers.1"),
+        {"img_size": 64},
+        "table that it has resampled differ; a change of its class may",
+    ),
+    (partial(reads_rows, "layers.1.mlp", True), {"img_size": 64}, "cause: layers.1.mlp._forward_hooks is the function"),
+    (
+        partial(reads_rows, "layers.1.mlp", name="BeitModel", use_relative_position_bias=True),
+        {"img_size": 64},
+        "cause: layers.1.mlp.forward is the function",
     ),
     (partial(replaced, 37), {"img_size": 64}, "`embeddings.position_embeddings` must be (1, 17, 32), as in the conf"),
     (partial(replaced, 17 + 1), {"img_size": 64}, "got (1, 18, 32); a table of other images needs their size in the"),

@@ -108,7 +108,7 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
         place, actual, expected = _outlier(model, others)
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
-            f"not {expected}; {advice}."
+            f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
         )
     for place, part in model.named_modules():
         if part.training != model.training and not isinstance(part, nn.Linear | nn.Identity):  # which have no modes
@@ -242,6 +242,35 @@ def _is_known(module: str, home: str) -> bool:
     if f"{root}." in _LIBRARIES or root in sys.stdlib_module_names:
         return True
     return bool(re.search(rf"^\s*(?:from|import) {root}\b", inspect.getsource(sys.modules[home]), re.MULTILINE))
+
+
+def _cause(skeleton: nn.Module, place: str, expected: str) -> str:
+    """Return the settings that classes compute a part or an attribute from, as the end of a sentence."""
+    owner, _, leaf = place.rpartition(".")
+    parts: dict[str, Any] = dict(skeleton.named_modules())
+    if owner not in parts or expected in (*CODE, _MISSING):
+        return ""
+    config = getattr(parts[owner], "config", getattr(skeleton, "config", None))
+    starts = [owner.rsplit(".", count)[0] for count in range(owner.count(".") + 1)]
+    inits = [inspect.unwrap(type(parts[start]).__init__) for start in starts]
+    reads = [{f"config.{name}": getattr(config, name, None) for name in init.__code__.co_names} for init in inits]
+    words = set(re.split(r"[._]", place))
+    equal = [
+        {
+            name: value
+            for name, value in read.items()
+            if _text(value) == expected and words & set(re.split(r"[._]", name))
+        }
+        for read in reads
+    ]
+    values = next(filter(None, equal), reads[0])
+    options = inspect.signature(inits[0]).parameters
+    for name, option in options.items() if owner and leaf not in options else ():
+        value = vars(parts[owner]).get(name)
+        if isinstance(value, _SIMPLE) and option.default not in (option.empty, value):
+            values[f"{owner}.{name}"] = value
+    simple = sorted(f"{name} = {value!r}" for name, value in values.items() if isinstance(value, _SIMPLE))
+    return f", which follows from {', '.join(simple)}" if simple else ""
 
 
 def _is_own(model: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from graticule.checkpoints.transfer import with_channels
 from graticule.external.convert.sizes import build_empty, configs_of, encoders_of, resize_configs, set_counts, sizes_of
 from graticule.external.convert.transformers import resampler_of
 from graticule.external.images import call, evaluating, image_channels, refused_size, without_values
+from graticule.external.replay import replaying
 from graticule.external.table_grids import Table, config_of, divide, find_table, set_methods, set_order
 from graticule.external.tracer import PositionTracer, nested_tensors
 from graticule.hub.config import record_input
@@ -188,30 +189,31 @@ def _resize(
         if hasattr(part, "set_shift_and_window_size"):  # Swin's windows, which it also changes when it is called
             part.window_size, part.shift_size = news[name].window_size, news[name].shift_size
     set_order(model, size)
-    # of another grid of as many rows, it would take its table as it is
-    is_other = math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None
-    before, constants = _trace(runs) if tables and is_other else ({}, {})
-    for path, table in tables.items():
-        grids = table.sides(image), new_tables[path].sides(size)
-        if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
-            _, new = changes.pop(path, (None, other.get_parameter(path)))
-            _resample(model, path, new.shape, table, grids, constants, resampler)
-    for path, (_, new) in changes.items():
-        _set(model, path, new)
-    for part in model.modules():
-        if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
-            part.attention_bias_cache = {}
-    resize_configs(configs, size, patch, channels)
-    patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
-    set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
-    set_methods(model, new_tables, size)
-    record_input(model, channels or image_channels(model), size[-2:])
-    after = {}
-    with _refusals(), evaluating(model):
-        for part, images in runs.items():
-            after[part] = list(nested_tensors(call(part, images)))
-        if trial:
-            model(**_inputs(model, size, count and counts[count], channels))
+    with replaying(model, [*changes, *tables]):
+        # of another grid of as many rows, it would take its table as it is
+        is_other = math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None
+        before, constants = _trace(runs) if tables and is_other else ({}, {})
+        for path, table in tables.items():
+            grids = table.sides(image), new_tables[path].sides(size)
+            if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
+                _, new = changes.pop(path, (None, other.get_parameter(path)))
+                _resample(model, path, new.shape, table, grids, constants, resampler)
+        for path, (_, new) in changes.items():
+            _set(model, path, new)
+        for part in model.modules():
+            if getattr(part, "attention_bias_cache", None):  # of LeViT: biases of the old size
+                part.attention_bias_cache = {}
+        resize_configs(configs, size, patch, channels)
+        patches, new_patches = math.prod(divide(image, old_patch)), math.prod(divide(size, patch or old_patch))
+        set_counts(configs, {patches: new_patches, **counts}, complete=count is not None)
+        set_methods(model, new_tables, size)
+        record_input(model, channels or image_channels(model), size[-2:])
+        after = {}
+        with _refusals(), evaluating(model):
+            for part, images in runs.items():
+                after[part] = list(nested_tensors(call(part, images)))
+            if trial:
+                model(**_inputs(model, size, count and counts[count], channels))
     for part, outputs in before.items():
         _check_same(part, outputs, after[part], size)
 

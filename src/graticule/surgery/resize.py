@@ -190,7 +190,8 @@ def resize(
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
     if size is not None and len(size) < axes:
         raise ValueError(f"`img_size` must be (depth, height, width), as the model has volumes, got {by(size)}.")
-    with torch.inference_mode(False), restore_on_error(model):  # tensors of inference could never be trained
+    with torch.inference_mode(False), restore_on_error(model), _naming_parts(model):
+        # tensors of inference could never be trained
         if backbones:
             if resampler is not None:
                 _set_resampler([*backbones, *attached], resampler)
@@ -237,6 +238,21 @@ def _as_attached_to(model: nn.Module, attached: Sequence[AttachedPosition], size
                     position.position(grid)
     for position in attached:
         position.removed = [take_out(model, removed.name) for removed in position.removed]
+
+
+@contextmanager
+def _naming_parts(model: nn.Module) -> Iterator[None]:
+    """Name the part of a model that lacks an attribute which a resize reads, such as a layer within a Sequential."""
+    try:
+        yield
+    except AttributeError as error:
+        place = {id(part): name for name, part in model.named_modules()}.get(id(error.obj))
+        if not place:
+            raise
+        raise ValueError(
+            f"`{place}` must be of the class that {type(model).__name__} is built with, to be resized, got "
+            f"{type(error.obj).__name__}, which has no `{error.name}`; resize the model first, and replace it after."
+        ) from error
 
 
 def _check_computed(owner: Any) -> None:

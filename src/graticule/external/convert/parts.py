@@ -77,6 +77,18 @@ def can_convert(model: nn.Module) -> bool:
     return _reader(type(model)) is not None
 
 
+def _place_of(error: BaseException, model: nn.Module) -> str:
+    """Name the innermost part of a model that an error is about, or at which it was raised, and what it lacks."""
+    names = {id(part): name for name, part in model.named_modules() if name}
+    values, traceback = list[object](), error.__traceback__
+    while traceback is not None:
+        values += traceback.tb_frame.f_locals.values()
+        traceback = traceback.tb_next
+    places = [names[id(value)] for value in (*values, getattr(error, "obj", None)) if id(value) in names]
+    lack = f", which has no `{error.name}`" if isinstance(error, AttributeError) and error.name else ""
+    return f": `{places[-1]}`, {type(model.get_submodule(places[-1])).__name__}{lack}" if places else lack
+
+
 def read(model: nn.Module) -> Conversion:
     """Describe a model of timm or transformers as one of ours."""
     if isinstance(model, Backbone):
@@ -112,7 +124,8 @@ def read(model: nn.Module) -> Conversion:
         for place, actual, expected in code_of(model):
             raise ValueError(f"`model` must have its own code, but {place} is {actual}, not {expected}.") from error
         raise ValueError(
-            f"`model` must be a {kind.__name__} as {library} builds it, got one with a part of another kind: {error}."
+            f"`model` must be a {kind.__name__} as {library} builds it, got one with a part of another kind"
+            f"{_place_of(error, model)}."
         ) from error
     return conversion
 
