@@ -262,19 +262,6 @@ def test_a_table_that_is_not_square_is_interpolated_by_its_own_grid(name, tmp_pa
         assert type(model).from_pretrained(tmp_path).config.image_size in (side, [side, side])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel"])
-def test_a_table_that_is_not_square_is_compiled_and_exported(name):
-    model = graticule.resize(build(name, SMALL), (32, 64))
-    x = torch.randn(1, 3, 32, 64)
-    with torch.no_grad():
-        expected = model(x)[0]
-        exported = torch.export.export(model, (x,), strict=False).module()
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        for other in (exported, compiled):
-            torch.testing.assert_close(other(x)[0], expected, rtol=0, atol=1e-5)
-
-
 def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
     """roboflow/rf-detr#148, #275, #398, #682: windows of the wrong sides mix rows."""
     model = transformers.RfDetrDinov2Backbone(
