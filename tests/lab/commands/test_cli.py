@@ -69,7 +69,9 @@ def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(
     assert [record["size"] for record in records] == [[20, 20], [28, 28], [24, 36]]
     assert records[1]["images"] == 40
     assert records[1]["top1"] == pytest.approx(trained.result()["best_top1"], abs=1e-4)
-    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG") and "\n* the training size" in out
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
+    assert code == 0 and "*" not in out
 
 
 def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
@@ -293,6 +295,7 @@ REFUSED = {
         ("--img-size 30 28", "`img_size`", "30", "28", "32"),
         ("--joining lape(layers=9)", "`layers`", "6", "9"),
         ("--joining lape(layers=0)", "`layers`", "0"),
+        ("--dataset gym_place --data-root .", "`data_root` must be left out", "since it has no effect"),
         ("--joining unshared --encoding sinusoidal_1d", "unshared", "sinusoidal_1d"),
         ("--encoding learnabel", "'learnabel'", "did you mean 'learnable'"),
         ("--joining laep", "'laep'", "did you mean 'lape'"),

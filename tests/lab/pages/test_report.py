@@ -78,6 +78,7 @@ def test_train_and_compare_write_a_page_with_the_values_of_their_runs(capsys, tm
     assert run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "a")[0] == 0
     page = text_of(tmp_path / "a" / "report.html")
     assert "against" not in page.partition("Training")[0] and "Recipes" in page and "limit_train=" in page
+    assert "the accuracy cannot be told from guessing" in page and "encoding learnable, joining default" in page
     choices = ("--choices", "joining=default", "joining=lape", "--seeds", 0)
     assert run_command(capsys, "compare", "digits_quick", *choices, "--quick", "--output", tmp_path / "b")[0] == 0
     page, html = text_of(tmp_path / "b" / "report.html"), (tmp_path / "b" / "report.html").read_text(encoding="utf-8")

@@ -161,10 +161,15 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     if (root := options.recipe.data_root) is not None and not root.exists():
         raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
     options.recipe.record_overrides(recipe.overrides | names)
-    in_package = getattr(options.recipe, "dataset", None) in ("digits", "scenes", "pydoc")
-    options.recipe.check_effect("data_root", not in_package, "dataset image_folder, or another that reads files")
+    reads = reads_files(getattr(options.recipe, "dataset", ""))
+    options.recipe.check_effect("data_root", reads, "dataset image_folder, or another that reads files")
     options.line = command_line(command, arguments)
     return cast("T", options)
+
+
+def reads_files(dataset: str) -> bool:
+    """Return whether a data set reads files; the others are in packages or are generated."""
+    return dataset not in ("digits", "scenes", "pydoc") and not dataset.startswith("gym_")
 
 
 def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:

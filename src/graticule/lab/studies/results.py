@@ -136,7 +136,7 @@ class Results(PrintedTable):
         tests = self.tests()
         count = int(tests.p.count())
         family = f"{count} test{'s' * (count != 1)}"
-        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
+        notes = [f"Compared score: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
         if not count:
             few = f"Differences are not tested: fewer than {LEAST} seeds, or the same difference in all."
             notes = [few] * (len(tests) > 0)

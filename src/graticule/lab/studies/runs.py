@@ -55,6 +55,7 @@ class _RecordedRun(TypedDict):
     """The part of recipe.json that is read."""
 
     recipe: _Epochs
+    position: NotRequired[dict[str, str]]
     metric: NotRequired[Metric]
 
 
@@ -64,6 +65,7 @@ class RunSummary:
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
     recipe, metrics: empty if they cannot be read.
+    position: the encoding and the joining of the built model; empty if they are not recorded.
     metric: the score that it is judged by; None if it is not recorded.
     changed: time of the last change of its metrics or its log, in seconds since 1970.
     """
@@ -71,6 +73,7 @@ class RunSummary:
     folder: Path
     state: State
     recipe: dict[str, Any]
+    position: dict[str, str]
     metrics: Metrics
     metric: Metric | None
     changed: float
@@ -135,7 +138,14 @@ def summarize(folder: Path) -> RunSummary:
         state = "running"
     times = [_read_time(path) for path in (run.metrics_file, run.log_file)]
     return RunSummary(
-        folder, state, recipe, metrics, metric, max(times) or _read_time(run.recipe_file), "; ".join(damage)
+        folder,
+        state,
+        recipe,
+        described.get("position", {}),
+        metrics,
+        metric,
+        max(times) or _read_time(run.recipe_file),
+        "; ".join(damage),
     )
 
 

@@ -100,11 +100,17 @@ class Evaluated(Generic[S]):
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """A table with a row per score, and the notes below it."""
+    """A table with a row per score, and the notes below it; `star` explains a star in the column `size`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    star: str = ""
+
+    def explanations(self) -> list[str]:
+        """Return the notes, after an explanation of the stars if there are some."""
+        starred = any(cell.endswith(" *") for row in self.rows for cell in row)
+        return [f"* {self.star}"] * starred + [*self.notes]
 
 
 def show(value: float | None, form: str = ".2f") -> str:

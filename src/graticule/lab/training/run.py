@@ -45,6 +45,7 @@ class _RunDescription(TypedDict):
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
     plugins: NotRequired[dict[str, str]]
+    position: NotRequired[dict[str, str]]
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -100,6 +101,14 @@ class Run(RunFolder):
     def plugins(self) -> dict[str, str]:
         """The files outside the package that define the run's classes, and their SHA-256."""
         return self._described().get("plugins", {})
+
+    @property
+    def position(self) -> str:
+        """The encoding and the joining of the built model, which a recipe may leave to the model it starts with."""
+        recipe, built = self.recipe(), self._described().get("position", {})
+        if recipe.encoding is not None or not built:
+            return f"{recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+        return f"{built['encoding']}, joining {built['joining']}"
 
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
         """Check that this folder has no run, or that it is resumed, with the same recipe and plugins.
