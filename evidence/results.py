@@ -83,8 +83,8 @@ def rows_of(name: str, registry: Registry) -> tuple[Study, DataFrame]:
 
 
 def origin(study: Study, rows: DataFrame) -> str:
-    """Describe the runs, of which some may be missing."""
-    return provenance(rows, len(study.cells) * len(study.seeds))
+    """Describe number, dates and time of the runs; docs/data has machines and versions."""
+    return provenance(rows, len(study.cells) * len(study.seeds)).partition(", x86_64")[0] + "."
 
 
 def origin_text(name: str, registry: Registry) -> str:
@@ -146,11 +146,12 @@ def study_text(name: str, registry: Registry) -> str:
 
 
 def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
-    """Return the rows of a study or the gym that docs/why_lape.md does not have.
+    """Return the rows of a study or the gym that neither docs/why_lape.md nor docs/papers.md has.
 
     There is a column for every variant and condition, in `order` if it is given.
     """
     rows = [(row, contrast) for row, contrast in registry.of(data=name) if (name, row.at, row.contrast) not in CELLS]
+    rows = [pair for pair in rows if not pair[0].question]
     rows = [pair for pair in rows if not order or pair[0].at in order]
     found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
     places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
