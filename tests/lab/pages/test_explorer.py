@@ -259,7 +259,6 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
         ("RUN", "--images", "."): "got the folder '.'; give FOLDER/*",
         ("RUN", "--images", "text.png"): "cannot be read as one",
         ("RUN", "--sizes", "30"): "28 and 32",
-        ("RUN", "--output", "page.pdf"): "NAME.html",
         ("vit_nano_patch4_28", "--weights", "random"): "`images` must be files",
         ("vit_nona_patch4_28", "--images", "text.png"): "did you mean 'vit_nano_patch4_28'",
         ("rop", "--images", "text.png"): "did you mean 'runs/rope'?",
