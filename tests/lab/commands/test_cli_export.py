@@ -32,7 +32,9 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--joining", "lape")
-    assert code == 0 and "wrote runs/vit_nano_patch4_28/model.onnx" in out and "the weights of its initialization" in err
+    assert (
+        code == 0 and "wrote runs/vit_nano_patch4_28/model.onnx" in out and "the weights of its initialization" in err
+    )
 
 
 def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path, capsys):

@@ -216,9 +216,9 @@ def test_explore_writes_a_page_of_a_run_and_of_two_models_at_several_sizes(capsy
     assert code == 0 and out == f"wrote {run.folder / 'explorer.html'}\n"
     code, *_ = run_command(
         *(capsys, "explore", run.folder, run.weights, "--images", 3, 5, "--sizes", 20, "28x36"),
-        *("--output", tmp_path / "a.html"),
+        *("--output", tmp_path / "a"),
     )
-    (first, second) = described_in(tmp_path / "a.html")["models"]
+    (first, second) = described_in(tmp_path / "a" / "explorer.html")["models"]
     assert code == 0 and [size["pixels"] for size in first["sizes"]] == [[20, 20], [28, 36]]
     assert all(len(size["images"]) == 2 for size in first["sizes"] + second["sizes"])
     assert first["title"].startswith("vit_nano_patch4_28")
@@ -228,9 +228,9 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
     Image.new("RGB", (50, 40), (200, 100, 50)).save(tmp_path / "a.png")
     code, *_ = run_command(
         *(capsys, "explore", "vit_nano_patch4_28", "--weights", "random", "--images", tmp_path / "a.png"),
-        *("--output", tmp_path / "a.html"),
+        *("--output", tmp_path / "a"),
     )
-    assert code == 0 and (tmp_path / "a.html").is_file()
+    assert code == 0 and (tmp_path / "a" / "explorer.html").is_file()
     (tmp_path / "small.py").write_text(
         "import timm\nmodel = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=1)\n"
     )
