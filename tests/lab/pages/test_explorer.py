@@ -81,9 +81,9 @@ def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
 
 def test_the_page_contains_the_values_of_the_analyses(both):
     _, model, _ = both
-    about, text, notes = page_data([model], 10_000_000)
+    about, text, note = page_data([model], 10_000_000)
     pairs = list(zip(read(about, text), [maps for size in model.sizes for maps in size.maps], strict=True))
-    assert len(pairs) == 2 * (3 + 3 + 2 * 3 * 2) and not notes  # correlation, bias, and attention of two images
+    assert len(pairs) == 2 * (3 + 3 + 2 * 3 * 2) and not note  # correlation, bias, and attention of two images
     for (described, values), maps in pairs:
         exact = maps.values.reshape(len(maps.heads), -1) if maps.by_displacement else maps.values
         assert (described["kind"], described["layer"], described["image"]) == (maps.kind, maps.layer, maps.image)
@@ -169,14 +169,14 @@ def test_the_windows_of_a_swin_of_timm_are_those_of_ours():
         np.testing.assert_allclose(layer.weights[order], other.weights[there], atol=1e-5)
 
 
-def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_enough(both):
+def test_maps_are_averaged_over_their_heads_if_the_page_would_be_too_large(both):
     _, model, _ = both
     length = len(page_data([model], 10_000_000)[1])
-    about, text, notes = page_data([model], length - 1)
-    assert len(text) < length and notes and "attention is the mean over heads" in notes[0]
+    about, text, note = page_data([model], length - 1)
+    assert len(text) < length and "the mean over heads" in note
     of_mean = [(maps, values) for maps, values in read(about, text) if maps["heads"] == ("mean over heads",)]
-    assert {maps["kind"] for maps, _ in of_mean} == {"attention", "without"}  # both with the same setting
-    maps, values = of_mean[0]
+    assert {maps["kind"] for maps, _ in of_mean} == {"bias", "attention", "without"}
+    maps, values = next(pair for pair in of_mean if pair[0]["kind"] == "attention")
     exact = of(model.sizes[0], maps["kind"], maps["layer"], maps["image"]).values.mean(0)
     np.testing.assert_allclose(values[0], exact, atol=0.005 * np.ptp(exact))
     with pytest.raises(ValueError, match="give fewer or smaller sizes"):

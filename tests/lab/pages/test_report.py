@@ -8,7 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from commands import run_command
-from graticule.lab.figures.save import save_figure
 from graticule.lab.pages.report import Report
 
 EVIL = "<script>alert('x')</script> & \" onload='x' {braces} {{ 7 * 7 }} {% raw %} </style>"
@@ -53,15 +52,6 @@ def test_numbers_are_aligned_and_words_are_not():
         '<th scope="col" class="number">',
         '<th scope="col">',
     ]
-
-
-def test_a_figure_may_be_bytes_and_must_be_a_png(tmp_path):
-    data = save_figure(Figure(figsize=(4, 1)), tmp_path / "a.png").read_bytes()
-    page = Report("t")
-    page.figure(data, "a caption", "what is on it")
-    assert 'alt="what is on it" width="600" height="150"' in page.html()
-    with pytest.raises(ValueError, match="bytes of a PNG"):
-        page.figure(b"GIF89a", "", "")
 
 
 def test_a_row_of_another_length_is_an_error():

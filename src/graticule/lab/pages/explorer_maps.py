@@ -58,13 +58,10 @@ class Maps:
     windows: NDArray[np.int64] | None = None
     by_displacement: bool = False
 
-    @property
-    def group(self) -> tuple[str, int | None]:
-        """The group of maps that are averaged together: kind and image; attention without position is attention."""
-        return "attention" if self.kind == "without" else self.kind, self.image
-
     def averaged(self) -> Maps:
-        """Return the mean over the heads."""
+        """Return the mean over the heads, if there are several."""
+        if len(self.heads) == 1:
+            return self
         return Maps(**{**vars(self), "values": self.values.mean(0, keepdims=True), "heads": (MEAN,)})
 
 

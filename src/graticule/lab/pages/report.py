@@ -75,20 +75,9 @@ class Report:
         names = [str(column) for column in columns]
         self._parts.append({"kind": "table", "columns": names, "rows": cells, "numeric": numeric, "caption": caption})
 
-    def figure(self, figure: Figure | bytes, caption: str, alt: str) -> None:
-        """Add a figure, or the bytes of a PNG.
-
-        Args:
-            figure: the figure.
-            caption: the text below it.
-            alt: a description for readers who cannot see it.
-
-        Raises:
-            ValueError: if the bytes are not a PNG.
-        """
-        data = png(figure) if isinstance(figure, Figure) else figure
-        if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-            raise ValueError(f"`figure` must be a figure or the bytes of a PNG, got {data[:8]!r}.")
+    def figure(self, figure: Figure, caption: str, alt: str) -> None:
+        """Add a figure with a caption below it, and a description for readers who cannot see it."""
+        data = png(figure)
         width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # from the PNG's first chunk
         source = base64.b64encode(data).decode("ascii")
         size = {"width": width, "height": height}
