@@ -152,7 +152,9 @@ def built_text(built: Mapping[tuple[str, str], Facts]) -> tuple[str, dict[str, s
         values = {name: text(name, choice) for name in differ}
         shown = {name: value for name, value in values.items() if value not in ("", "default", usual.get(name))}
         texts[choice] = ", ".join(value if name in REGISTRIES else f"{name} {value}" for name, value in shown.items())
-    shared = ", ".join(f"{name} {text(name)}" for name in names if name not in differ and text(name) not in ("", "default"))
+    shared = ", ".join(
+        f"{name} {text(name)}" for name in names if name not in differ and text(name) not in ("", "default")
+    )
     others = ", ".join(f"{name} {usual[name]}" for name in names if name in usual)
     return shared + f"; {others} unless the row says otherwise" * bool(others), texts
 

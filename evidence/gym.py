@@ -54,7 +54,7 @@ class GymScore:
 def gym_scores(rows: Sequence[GymScore]) -> Scores:
     """Return the scores of all tasks, and their mean for the seeds that have all tasks.
 
-    In the mean, a score below chance counts as chance, since those of `box` have no lower bound.
+    In the mean, a score below chance counts as chance, since scores of `box` have no lower bound.
     """
     scores: Scores = {}
     for row in rows:
@@ -84,7 +84,9 @@ def gym_part(name: str, folder: Path) -> str:
     rows = [(f"`{labels[choice]}`", *(f"{fmean(scores):.1f}" for scores in values[choice])) for choice in choices]
     halves = [max(mean_half(by_grid[n]) for by_grid in values.values()) for n in range(len(GRIDS))]
     widest = " and ".join(f"{half:.1f} on {grid}" for half, grid in zip(halves, GRIDS.values(), strict=True))
-    return f"Half of a 95 % interval over seeds is at most {widest}.\n\n{markdown([('choice', *GRIDS.values()), *rows])}"
+    return (
+        f"Half of a 95 % interval over seeds is at most {widest}.\n\n{markdown([('choice', *GRIDS.values()), *rows])}"
+    )
 
 
 def _means(scores: Scores, at: str, labels: Mapping[str, str]) -> str:

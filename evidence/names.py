@@ -106,7 +106,7 @@ def parameters(name: str) -> int:
 
 
 def other_sizes(name: str) -> str:
-    """Return how an encoding gets its position for another grid than that of training."""
+    """Return how an encoding gets its position for another grid than in training."""
     kind = ENCODINGS[name]
     if "resampler" in kind.option_types() or getattr(kind, "resampled", False):
         return "resampled"

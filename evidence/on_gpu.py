@@ -33,7 +33,7 @@ TABLE = "study_lape_table2.csv"
 MEMORY = 24 << 30
 #: Seconds for the checkpoint of a run and the end of its process.
 _RESERVE = 20.0
-#: Tests of what was never run on a GPU, and parts of benchmarks/gpu.py that missed their goals or were never run.
+#: Tests that were never run on a GPU, and parts of benchmarks/gpu.py that missed their goals or were never run.
 _TESTS = ("tests/gpu/test_device_runs.py", "tests/gpu/test_device_images.py")
 _PARTS = (("models: deit", "loop"), ("position", "biases", "models: swin"))
 

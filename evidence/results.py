@@ -1,7 +1,7 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `papers`, `which`, `why_lape` and `gym` with that of a part, and others of `PARTS`. The models
+with the name of a file, `papers`, `which`, `why_lape` and `gym` with the name of a part, and others of `PARTS`. The models
 of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 

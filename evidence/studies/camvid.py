@@ -5,7 +5,7 @@ from typing import Any
 
 from evidence.studies import Measured, Study
 
-#: Sizes of the images, (height, width): that of training and validation, and two others.
+#: Sizes of the images, (height, width): of training and validation, and two others.
 TRAINED = (96, 128)
 OTHERS = ((144, 192), (192, 256))
 

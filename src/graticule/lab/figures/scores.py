@@ -147,7 +147,7 @@ def convergence_plot(
 
     Args:
         lines: label -> (epoch, value, standard deviation or None) in order; labels are drawn as they are.
-        metric: the metric of the values, such as that of a task, or the name of a column of metrics.csv.
+        metric: the metric of the values, such as a task's, or the name of a column of metrics.csv.
         title: above the plot.
     """
     if not 1 <= len(lines) <= MOST_LINES:

@@ -43,8 +43,7 @@ class Maps:
     prefix: number of prefix tokens among the queries.
     image: of attention, the number of the image; None otherwise.
     windows: (L, M), the tokens of each window, -1 for padding.
-    by_displacement: whether the values depend only on the displacement, the position of the query minus that of the
-        key.
+    by_displacement: whether the values depend only on the displacement, the position of the query minus the key's.
     """
 
     kind: str

@@ -155,7 +155,7 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, 
 
 
 def _is_guessing(run: Run) -> bool:
-    """Return whether the last accuracy of a classifier is not above that of guessing (binomial test, 5 %)."""
+    """Return whether the last accuracy of a classifier is not above guessing (binomial test, 5 %)."""
     recipe, count = run.recipe(), run.examples("test")
     if recipe.metric.key != "top1" or not count:
         return False
