@@ -1,8 +1,8 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `papers`, `which`, `why_lape` and `gym` with the name of a part, and others of `PARTS`. The models
-of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
+with the name of a file, `papers`, `why_lape` and `gym` with the name of a part, and others of `PARTS`. The
+models of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import fmean
 from pandas import DataFrame
 
 from evidence.built import built_text, read_built, write_built
-from evidence.choices import CELLS, which_part, why_part
+from evidence.choices import CELLS, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
@@ -208,7 +208,6 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "beyond": beyond_text,
     "means": means_text,
     "papers": papers_part,
-    "which": which_part,
     "why_lape": why_part,
 }
 
