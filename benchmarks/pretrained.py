@@ -487,10 +487,11 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
             cells += [span(results["labels"][after])] if labels else []
             rows.append((method, str(results["components"]) if after else "-", *cells))
         yield f"debias_{name}", markdown(rows)
-    rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "certificate")]
+    rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "kept by layers")]
     for name, results in data["replace"].items():
         cells = [gap(results[key]) for key in ("neighbors", "ridge", "miou")]
-        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"].partition("; warning")[0]))
+        share = results["kept"].removeprefix("layers keep ").partition("; warning")[0]
+        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", share))
     yield "replace", markdown(rows)
     rows = [("from", "to", "class token", "patches")]
     for name, results in data.get("sizes", {}).items():

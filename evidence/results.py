@@ -204,7 +204,6 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "older": older_text,
     "origin": origin_text,
     "study": study_text,
-    "contrasts": contrasts_text,
     "beyond": beyond_text,
     "means": means_text,
     "papers": papers_part,
