@@ -137,7 +137,7 @@ def study_text(name: str, registry: Registry) -> str:
                 f"**{study.question}** `{name}`: {origin(study, rows)}",
                 study.controls,
                 study.limits,
-                f"{metric.title}, mean and standard deviation of {counts} seeds; all have {shared}:",
+                f"{metric.title}, mean ± s.d. of {counts} seeds; all have {shared}:",
                 markdown([(header[0], "built", *header[1:]), *((row[0], built[row[0]], *row[1:]) for row in means)]),
                 contrasts_text(name, registry, [*study.variants, *conditions]),
             ),
