@@ -96,7 +96,8 @@ def run(options: EvaluateOptions) -> int:
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
     options.print_table(table.columns, *table.rows)
-    options.say(*table.explanations())
+    starred = any(cell.endswith(" *") for row in table.rows for cell in row)
+    options.say(*[f"* {table.star}"] * starred, *table.notes)
     for precision in precisions.keys() - {"32-true"}:
         options.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
         for record in records:

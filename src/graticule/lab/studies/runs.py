@@ -128,7 +128,7 @@ def summarize(folder: Path) -> RunSummary:
 
     described = attempt(read_typed, run.recipe_file, _RecordedRun)
     metrics = attempt(read_metrics, run.metrics_file) if run.metrics_file.exists() else {}  # none in the first epoch
-    recipe, metric = described.get("recipe", {}), described.get("metric")
+    recipe, metric, position = described.get("recipe", {}), described.get("metric"), described.get("position", {})
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
@@ -136,17 +136,8 @@ def summarize(folder: Path) -> RunSummary:
         state = "finished"
     elif _is_locked(folder):
         state = "running"
-    times = [_read_time(path) for path in (run.metrics_file, run.log_file)]
-    return RunSummary(
-        folder,
-        state,
-        recipe,
-        described.get("position", {}),
-        metrics,
-        metric,
-        max(times) or _read_time(run.recipe_file),
-        "; ".join(damage),
-    )
+    changed = max(map(_read_time, (run.metrics_file, run.log_file))) or _read_time(run.recipe_file)
+    return RunSummary(folder, state, recipe, position, metrics, metric, changed, "; ".join(damage))
 
 
 def read_metrics(path: Path) -> Metrics:

@@ -107,11 +107,6 @@ class ScoreTable:
     notes: Sequence[str] = ()
     star: str = ""
 
-    def explanations(self) -> list[str]:
-        """Return the notes, after an explanation of the stars if there are some."""
-        starred = any(cell.endswith(" *") for row in self.rows for cell in row)
-        return [f"* {self.star}"] * starred + [*self.notes]
-
 
 def show(value: float | None, form: str = ".2f") -> str:
     """Return a score for a table, a dash if there is none."""

@@ -104,11 +104,10 @@ class Run(RunFolder):
 
     @property
     def position(self) -> str:
-        """The encoding and the joining of the built model, which a recipe may leave to the model it starts with."""
-        recipe, built = self.recipe(), self._described().get("position", {})
-        if recipe.encoding is not None or not built:
-            return f"{recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
-        return f"{built['encoding']}, joining {built['joining']}"
+        """The encoding and the joining of the model as built, which a recipe may leave to the model it starts with."""
+        recipe = self.recipe()
+        words = {"encoding": recipe.encoding or "its own encoding", "joining": recipe.joining}
+        return "{encoding}, joining {joining}".format(**words | self._described().get("position", {}))
 
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
         """Check that this folder has no run, or that it is resumed, with the same recipe and plugins.
