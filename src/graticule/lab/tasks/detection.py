@@ -48,9 +48,9 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
                     rows += [
                         [f"  {name}", size, "box", show(value), *[""] * 6] for name, value in score.class_map.items()
                     ]
-        notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
+        notes = ["mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images")
-        return ScoreTable(columns, rows, notes)
+        return ScoreTable(columns, rows, notes, "the training size of the run")
 
 
 @register_task("detection")

@@ -81,10 +81,11 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
                 rows.append([*label, *cells])
                 if self.per_class:
                     rows += [[f"  {name}", size, show(iou), "", ""] for name, iou in score.class_iou.items()]
-        notes = ["* the size and the windows of the recipe; scores are on the original images"]
+        notes = ["scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels")
-        return ScoreTable(("run", "size", "mIoU (%)", "pixels (%)", "images"), rows, notes)
+        columns = ("run", "size", "mIoU (%)", "pixels (%)", "images")
+        return ScoreTable(columns, rows, notes, "the size and the windows of the recipe")
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""

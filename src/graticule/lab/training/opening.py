@@ -130,7 +130,7 @@ def open_model(
     if run is None:
         return describe_model(target, model, target)
     recipe, task = run.recipe(), run.task()
-    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    title = f"{recipe.model}, {run.position}"
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
     augmentation = getattr(recipe, "augmentation", Augmentation())
     return LoadedModel(target, title, model, run, task.images(run.described()), size, augmentation)

@@ -100,11 +100,12 @@ class Evaluated(Generic[S]):
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """A table with a row per score, and the notes below it."""
+    """A table with a row per score, and the notes below it; `star` explains a star in the column `size`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    star: str = ""
 
 
 def show(value: float | None, form: str = ".2f") -> str:

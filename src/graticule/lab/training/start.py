@@ -90,8 +90,11 @@ def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
 def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapping[str, Any]) -> dict[str, Any]:
     recipe = task.recipe
     plugins = recipe_plugins(recipe, classes_within(model.modules()))
+    created = getattr(getattr(model, "backbone", model), "created", None)
+    position = {name: str(created["arguments"][name]) for name in ("encoding", "joining")} if created else {}
     return {
         "recipe": recipe.to_dict(),
+        "position": position,
         "metric": dataclasses.asdict(task.metric),
         **described,
         "parameters": sum(p.numel() for p in model.parameters()),

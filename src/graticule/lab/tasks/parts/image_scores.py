@@ -212,13 +212,13 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
                 )
         has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
         measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
-        notes = [f"* the training size of the run; {measured} of the forward pass only"]
+        notes = [f"{measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
         scored = ("top-1 (%)", "change", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         end = None if has_memory else -1
-        return ScoreTable(columns[:end], [row[:end] for row in rows], notes)
+        return ScoreTable(columns[:end], [row[:end] for row in rows], notes, "the training size of the run")
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run and the mode."""
