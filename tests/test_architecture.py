@@ -118,6 +118,37 @@ def test_imports_between_files_are_acyclic_late_ones_counted_as_well():
     assert not cycle(graph), " -> ".join(cycle(graph))
 
 
+def test_a_cycle_is_found():
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import graticule.lab.tasks", {"graticule.lab.tasks"}),
+        ("from graticule.surgery.fold import fold", {"graticule.surgery.fold"}),
+        ("from graticule import dense", {"graticule.dense"}),
+        ("from graticule import Grid", {"graticule"}),
+        ("from ..dense import Detector", {"graticule.dense"}),
+        ("from . import absolute", {"graticule.encodings"}),
+        ("from .. import dense", {"graticule.dense"}),
+        ("def late():\n    import graticule.lab.cli", {"graticule.lab.cli"}),
+        ("if TYPE_CHECKING:\n    from graticule.encodings import Position", {"graticule.encodings"}),
+        ("import torch", set()),
+    ],
+)
+def test_imports_are_found_however_they_are_written(text, found):
+    assert imports_of(ast.parse(text), "graticule.encodings.relative_bias") == found
+
+
+def test_an_arrow_going_up_is_found():
+    up = [("position", "encodings"), ("layers", "backbones"), ("surgery", "external"), ("analysis", "lab.figures")]
+    assert all(complaint(*arrow) for arrow in up)
+    down = [("backbones", "layers"), ("lab.recipes", "graticule"), ("lab.commands", "analysis"), ("hub", "hub")]
+    assert not any(complaint(*arrow) for arrow in down)
+
+
 def test_super_is_called_for_an_attribute_at_once():
     """From Python 3.12 on, torch.compile traces `super().forward(x)`, but not `super()` as a value."""
     for file, tree in files().items():
@@ -194,6 +225,11 @@ def test_vague_names_and_late_imports_become_fewer(names, left):
 def test_a_class_name_exists_once():
     names = Counter(node.name for tree in files().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_vague_names_and_late_imports_are_found():
+    tree = ast.parse("def each(whole, a):\n    import torch\n    import onnx\n    self._found = b = found\n")
+    assert sorted(vague_names(tree)) == ["_found", "each", "whole"] and [*late_imports(tree)] == ["torch"]
 
 
 def test_the_names_of_long_tests_exist():
