@@ -1,7 +1,7 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
 # make test-long  runs the tests that take more than a second (tests/long.txt)
-# make test-slow  runs the tests that take some seconds each, those of devices, and ten times as many cases of the
+# make test-slow  runs the tests that take some seconds each, tests of devices, and ten times as many cases of the
 #               fuzzing tests
 # make test-gpu  runs the tests of devices alone, on the GPU if there is one, otherwise on the CPU
 # make lint   checks format, style and types

@@ -4,7 +4,7 @@
     python benchmarks/images.py --device cuda        # whole batches on a GPU
 
 The images are random bytes; all three have the recipe's crops, flips, RandAugment, normalization and erasing. They run
-in turns, and the times are those of the process, so another load on the machine changes them little. Goal: a run of
+in turns, and the times are processor times, so another load on the machine changes them little. Goal: a run of
 three minutes on CIFAR-10 needs 85,000 images per second.
 """
 

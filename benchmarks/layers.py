@@ -12,8 +12,8 @@
   (tokens of the ViT, which read three levels) and of an extractor (the cells of three levels, which read one). Goal: at
   most 1.
 
-Peak memory is that of one pass in a separate process, after a pass of a small shape: the growth of the resident memory
-(read from /proc, so on Linux only). `benchmarks/gpu.py` measures on a GPU.
+Peak memory is measured for one pass in a separate process, after a pass of a small shape: the growth of the resident
+memory (read from /proc, so on Linux only). `benchmarks/gpu.py` measures on a GPU.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Both read batches from the same kind of loader, on the device of the model, and run the same step of the same model
 with the same optimizer. The training loop pauses every --steps steps while the plain ("bare") loop runs as many. The
-ratio is that of their times within an epoch. `benchmarks/gpu.py` measures the same on a GPU.
+ratio is taken of their times within an epoch. `benchmarks/gpu.py` measures the same on a GPU.
 
 Goal: at most 1.03.
 """
@@ -41,7 +41,7 @@ class Enough(Exception):
 class Turns(Classification):
     """Classification that times the steps of the training loop, in turns with as many steps of the plain loop.
 
-    Every step calls `mix` once, before its loss or its graph, so the time between two calls is that of a step.
+    Every step calls `mix` once, before its loss or its graph, so the time between two calls is the time of a step.
     """
 
     steps: int

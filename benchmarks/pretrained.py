@@ -63,7 +63,7 @@ POSITIONS = (
     *(("mlp_bias", "default"), ("sinusoidal_2d", "concatenation"), ("sinusoidal_2d", "default")),
     *(("rope", "default"), ("none", "default")),
 )
-#: Positions that are adapted; 'learnable' is that of the encoder, a control of the training alone.
+#: Positions that are adapted; 'learnable' is the encoder's position, a control of the training alone.
 ADAPTED = {
     **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
     **{"learnable, lape": ("learnable", "lape"), "relative_bias": ("relative_bias", "default")},
@@ -119,7 +119,7 @@ def build(options: argparse.Namespace) -> Any:
 
 
 def write_noise(folder: Path) -> None:
-    """Write images of noise as those of COCO and CamVid."""
+    """Write images of noise in the layouts of COCO and CamVid."""
     draw = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("images", "annotations"):
@@ -259,7 +259,7 @@ def streets(options: argparse.Namespace, split: str) -> tuple[Tensor, Tensor]:
 
 
 class Judge:
-    """Neighbors and frozen classifiers of the original's features, which judge those of a changed encoder.
+    """Neighbors and frozen classifiers of the original's features, which judge the features of a changed encoder.
 
     Of the class token on CIFAR-10 at 112 pixels, and of the patches on CamVid, of which every pixel gets the class of
     the logits interpolated to it.
@@ -487,10 +487,11 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
             cells += [span(results["labels"][after])] if labels else []
             rows.append((method, str(results["components"]) if after else "-", *cells))
         yield f"debias_{name}", markdown(rows)
-    rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "certificate")]
+    rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "kept by layers")]
     for name, results in data["replace"].items():
         cells = [gap(results[key]) for key in ("neighbors", "ridge", "miou")]
-        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", results["kept"].partition("; warning")[0]))
+        share = results["kept"].removeprefix("layers keep ").partition("; warning")[0]
+        rows.append((f"`{name}`", *cells, f"{results['cosine']:.3f}", share))
     yield "replace", markdown(rows)
     rows = [("from", "to", "class token", "patches")]
     for name, results in data.get("sizes", {}).items():

@@ -34,7 +34,7 @@ PLAIN = (bool, int, float, str, tuple)
 #: Arguments that follow from the data or the pooling, or are other facts.
 _OF_DATA = ("num_classes", "in_chans", "img_size", "depth", "depths", "class_token", "windows", *REGISTRIES)
 #: Facts that no page prints.
-_UNPRINTED = ("values", "parameters")
+_UNPRINTED = ("std", "values", "parameters")
 Facts = dict[str, Any]
 
 
@@ -140,11 +140,10 @@ def built_text(built: Mapping[tuple[str, str], Facts]) -> tuple[str, dict[str, s
 
     def text(name: str, choice: str | None = None) -> str:
         values = [facts.get(name, "") for (of, _), facts in built.items() if choice in (None, of)]
-        texts = [f"{float(value):.2g}" if name == "std" and value else value for value in values]
-        return ", ".join(filter(None, dict.fromkeys(texts)))
+        return ", ".join(filter(None, dict.fromkeys(values)))
 
     choices, texts, usual = list(dict.fromkeys(of for of, _ in built)), {}, {}
-    for name in {*differ} - {*REGISTRIES, "std"}:
+    for name in {*differ} - {*REGISTRIES}:
         counts = Counter(text(name, choice) for choice in choices)
         (most, count), *_ = counts.most_common()
         if most and 2 * count > len(choices) and "" not in counts:
@@ -153,7 +152,9 @@ def built_text(built: Mapping[tuple[str, str], Facts]) -> tuple[str, dict[str, s
         values = {name: text(name, choice) for name in differ}
         shown = {name: value for name, value in values.items() if value not in ("", "default", usual.get(name))}
         texts[choice] = ", ".join(value if name in REGISTRIES else f"{name} {value}" for name, value in shown.items())
-    shared = ", ".join(f"{name} {text(name)}" for name in names if name not in differ and text(name))
+    shared = ", ".join(
+        f"{name} {text(name)}" for name in names if name not in differ and text(name) not in ("", "default")
+    )
     others = ", ".join(f"{name} {usual[name]}" for name in names if name in usual)
     return shared + f"; {others} unless the row says otherwise" * bool(others), texts
 

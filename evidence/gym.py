@@ -54,7 +54,7 @@ class GymScore:
 def gym_scores(rows: Sequence[GymScore]) -> Scores:
     """Return the scores of all tasks, and their mean for the seeds that have all tasks.
 
-    In the mean, a score below chance counts as chance, since those of `box` have no lower bound.
+    In the mean, a score below chance counts as chance, since scores of `box` have no lower bound.
     """
     scores: Scores = {}
     for row in rows:
@@ -81,8 +81,12 @@ def gym_part(name: str, folder: Path) -> str:
         return _means(scores, TRAINED, labels)
     values = {choice: [[*scores[choice, "mean", at].values()] for at in GRIDS] for choice in choices}
     choices.sort(key=lambda choice: -fmean(values[choice][0]))
-    rows = [(f"`{labels[choice]}`", *map(interval_text, values[choice])) for choice in choices]
-    return markdown([("choice", *GRIDS.values()), *rows])
+    rows = [(f"`{labels[choice]}`", *(f"{fmean(scores):.1f}" for scores in values[choice])) for choice in choices]
+    halves = [max(mean_half(by_grid[n]) for by_grid in values.values()) for n in range(len(GRIDS))]
+    widest = " and ".join(f"{half:.1f} on {grid}" for half, grid in zip(halves, GRIDS.values(), strict=True))
+    return (
+        f"Half of a 95 % interval over seeds is at most {widest}.\n\n{markdown([('choice', *GRIDS.values()), *rows])}"
+    )
 
 
 def _means(scores: Scores, at: str, labels: Mapping[str, str]) -> str:
@@ -96,13 +100,10 @@ def _means(scores: Scores, at: str, labels: Mapping[str, str]) -> str:
     return markdown(rows)
 
 
-def interval_text(values: Sequence[float]) -> str:
-    """Write the mean and its 95 % interval by Student's t.
-
-    >>> interval_text([50.0, 51.0, 52.0])
-    '51.0 [48.5, 53.5]'
-    """
-    return "{:.1f} [{:.1f}, {:.1f}]".format(*map(float, mean_estimate(np.array(values))))
+def mean_half(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the mean, by Student's t."""
+    mean, _, high = mean_estimate(np.array(values))
+    return float(high - mean)
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:

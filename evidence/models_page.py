@@ -52,7 +52,7 @@ SECONDS = 40
 with Path(__file__).with_name("small_models.csv").open(encoding="utf-8") as _file:
     #: Name -> library, the row whose values it has too, and options. Of timm: a model of each family with attention, of
     #: MLPs that `convert` takes, and with other options or fewer layers. Of transformers: the encoders of images with
-    #: attention, whose windows and stages are those of the classes that have them.
+    #: attention, with windows and stages where their classes have some.
     MODELS = {cells["name"]: cells for cells in csv.DictReader(_file)}
 
 
@@ -140,7 +140,7 @@ LISTS = ("blocks", "block", "layers", "layer", "stages")
 
 
 def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return the output of a model, and those of its blocks in the order of their calls."""
+    """Return the output of a model, and the outputs of its blocks in the order of their calls."""
     called: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, result: Any) -> None:
@@ -157,7 +157,7 @@ def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def are_same(actual: list[Tensor], expected: list[Tensor]) -> bool:
-    """Return whether an output and those of the blocks are the same up to rounding."""
+    """Return whether the outputs of a model and of its blocks are the same up to rounding."""
     return len(actual) == len(expected) and all(map(is_same, actual, expected))
 
 
@@ -333,7 +333,7 @@ class Operations:
         return word if is_same(opened(images), tokens(expected[0])) else "other outputs"
 
     def kept(self) -> None:
-        """Compare the parameters before and after: those of the same shape must be the same objects."""
+        """Compare the parameters before and after: a parameter of the same shape must be the same object."""
         _, images = self.result()
         model = copy.deepcopy(self.model)
         before = dict(model.named_parameters())

@@ -17,11 +17,11 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 from evidence.studies.__main__ import main as train_study
 from graticule.lab.training.run import surroundings
@@ -33,27 +33,17 @@ TABLE = "study_lape_table2.csv"
 MEMORY = 24 << 30
 #: Seconds for the checkpoint of a run and the end of its process.
 _RESERVE = 20.0
-#: Tests of what was never run on a GPU, and parts of benchmarks/gpu.py that missed their goals or were never run.
+#: Tests that were never run on a GPU, and parts of benchmarks/gpu.py that missed their goals or were never run.
 _TESTS = ("tests/gpu/test_device_runs.py", "tests/gpu/test_device_images.py")
 _PARTS = (("models: deit", "loop"), ("position", "biases", "models: swin"))
 
 
-@dataclass
 class Steps:
-    """Steps within a time, and their states.
+    """Steps within some seconds from now on, and their states, which are written to a folder after each."""
 
-    output: folder of the results.
-    seconds: from now on.
-    """
-
-    output: Path
-    seconds: float
-    quick: bool
-    states: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.seconds
-        make_folder(self.output)
+    def __init__(self, output: Path, seconds: float, quick: bool) -> None:
+        self.output, self.quick, self.until = make_folder(output), quick, time.monotonic() + seconds
+        self.states: dict[str, Any] = {}
 
     @property
     def left(self) -> float:
@@ -69,38 +59,23 @@ class Steps:
     def call(self, name: str, arguments: list[str], share: float = 1.0) -> None:
         """Run Python with arguments within a share of the time that is left."""
         start, seconds = time.monotonic(), share * self.left
-        if seconds <= 0:
-            return self.add(name, "not started, no time left")
         try:
-            done = subprocess.run([sys.executable, "-u", *arguments], cwd=TOP, timeout=seconds, check=False)
+            done = subprocess.run([sys.executable, "-u", *arguments], cwd=TOP, timeout=max(seconds, 0), check=False)
             ended = f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
-            ended = f"stopped after its {seconds:.0f} s"
-        return self.add(name, f"{ended}, {time.monotonic() - start:.0f} s")
+            ended = f"stopped after its {max(seconds, 0):.0f} s"
+        self.add(name, f"{ended}, {time.monotonic() - start:.0f} s")
 
 
 def ceilings(steps: Steps) -> None:
-    """Measure the products of bfloat16 matrices and the copies of memory, in 20 repetitions."""
+    """Measure the products of bfloat16 matrices and the copies of memory."""
     device, size = ("cpu", 256) if steps.quick else ("cuda", 8192)
     a = torch.ones(size, size, dtype=torch.bfloat16, device=device)
-
-    def seconds(function: Any) -> float:
-        for repeat in range(23):
-            if repeat == 3:  # after the warm-up
-                _wait(device)
-                start = time.perf_counter()
-            function()
-        _wait(device)
-        return (time.perf_counter() - start) / 20
-
     copy = torch.empty_like(a)
-    steps.add("products", f"{2 * size**3 / seconds(lambda: a @ a) / 1e12:.4g} TFLOP/s, {size} x {size}, bfloat16")
-    steps.add("copies", f"{4 * size**2 / seconds(lambda: copy.copy_(a)) / 1e9:.4g} GB/s, read and written")
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    timers = [Timer(function, globals={"a": a, "copy": copy}) for function in ("a @ a", "copy.copy_(a)")]
+    products, copies = (timer.timeit(20).median for timer in timers)
+    steps.add("products", f"{2 * size**3 / products / 1e12:.4g} TFLOP/s, {size} x {size}, bfloat16")
+    steps.add("copies", f"{4 * size**2 / copies / 1e9:.4g} GB/s, read and written")
 
 
 def checks(steps: Steps, options: argparse.Namespace) -> None:

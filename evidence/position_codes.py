@@ -285,7 +285,7 @@ _APPLIED: dict[str, Rotate] = {
 with Path(__file__).with_name("rotations_of_diffusers.csv").open(encoding="utf-8") as _file:
     #: MODULE.CLASS -> its arguments, its input, channels of a head, and how its output is applied.
     _DIFFUSERS = {cells["class"]: cells for cells in csv.DictReader(_file)}
-#: Classes of diffusers that rotate, but not those of texts and of sound.
+#: Classes of diffusers that rotate, without classes of texts and of sound.
 _DIFFUSION = r"(?!\w*(?:Audio|Music|Text|1D))\w*(?:Rotary|Rope|RoPE|PosEmbed|EmbedND)\w*"
 
 

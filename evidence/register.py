@@ -1,8 +1,7 @@
 """Hold the position code of the installed timm, transformers and diffusers to its laws, and name its encoding.
 
-`python -m evidence.register` checks all classes, two at a time, writes docs/data/register.json and the tables of
-docs/conformance.md, and prints what changed. A class is stored when it is done: a register that was interrupted
-resumes, with the same versions. `python -m evidence.register NAME ...` prints the findings of classes alone.
+`python -m evidence.register` checks all classes, two at a time, and writes docs/data/register.json and the tables of
+docs/conformance.md. `python -m evidence.register NAME ...` prints the findings of classes alone.
 """
 
 from __future__ import annotations
@@ -67,35 +66,10 @@ def row(name: str) -> Row:
 
 
 def record(processes: int) -> list[Row]:
-    """Return a row for each class; those that an interrupted register of the same versions has are taken from it."""
-    part, head = DATA.with_suffix(".part.jsonl"), json.dumps(versions())
-    lines = part.read_text(encoding="utf-8").splitlines() if part.is_file() else []
-    rows: dict[str, Row] = {}
-    if lines[:1] == [head]:
-        rows = {entry["name"]: entry for entry in map(json.loads, lines[1:])}
-    else:
-        write_text(part, f"{head}\n")
-    missing, context = [name for name in codes() if name not in rows], multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context) as pool, part.open("a", encoding="utf-8") as stored:
-        for entry in bar(pool.map(row, missing), total=len(missing), desc="position code", unit="class"):
-            print(json.dumps(entry), file=stored, flush=True)
-            rows[entry["name"]] = entry
-    return [rows[name] for name in sorted(rows)]
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each class that is new or gone, law that a class fails or passes anew, and other encoding."""
-    old, new = ({entry["name"]: entry for entry in register.get("rows", [])} for register in (before, after))
-    lines = [f"{name}: new" for name in new.keys() - old.keys()] + [f"{name}: gone" for name in old.keys() - new.keys()]
-    for name in old.keys() & new.keys():
-        first, second = old[name], new[name]
-        failed, failing = set(first.get("failed", ())), set(second.get("failed", ()))
-        lines += [f"{name}: now fails {law}" for law in failing - failed]
-        lines += [f"{name}: no longer fails {law}" for law in failed - failing]
-        for key in ("spec", "reason"):
-            if first.get(key) != second.get(key):
-                lines.append(f"{name}: {key} was {first.get(key)}, now {second.get(key)}")
-    return sorted(lines)
+    """Return a row for each class, by name."""
+    names = sorted(codes())
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return [*bar(pool.map(row, names), total=len(names), desc="position code", unit="class")]
 
 
 def tables(register: Mapping[str, Any]) -> dict[str, str]:
@@ -131,7 +105,6 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"`names` must be of classes in docs/data/register.json, got {name!r}; near it: {near}")
     if options.names:
         return print(json.dumps([row(name) for name in options.names], indent=1))
-    before = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}
     date = datetime.now(tz=UTC).date().isoformat()
     register = {"date": date, "versions": versions(), "rows": record(options.processes)}
     write_text(DATA, json.dumps(register, indent=0, ensure_ascii=False) + "\n")
@@ -139,8 +112,6 @@ def main(arguments: list[str] | None = None) -> None:
     for name, new in tables(register).items():
         text = between(text, name, new)
     write_text(PAGE, text)
-    DATA.with_suffix(".part.jsonl").unlink()
-    print("\n".join(changes(before, register)) or "nothing changed")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Tables of docs: of declared studies, of recorded measurements (a CSV file in docs/data/measured each), of answers.
 
 `python -m evidence.results` writes them between their markers in the pages of docs: `measured`, `study` and `origin`
-with the name of a file, `papers`, `which`, `why_lape` and `gym` with that of a part, and others of `PARTS`. The models
-of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
+with the name of a file, `papers`, `why_lape` and `gym` with the name of a part, and others of `PARTS`. The
+models of the studies are built, too (`evidence.built`); FOLDER=PATH names the folder of a data set, such as CIFAR10.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import fmean
 from pandas import DataFrame
 
 from evidence.built import built_text, read_built, write_built
-from evidence.choices import CELLS, which_part, why_part
+from evidence.choices import CELLS, why_part
 from evidence.contrasts import Registry
 from evidence.gym import gym_part
 from evidence.papers import older_text, papers_part
@@ -83,8 +83,8 @@ def rows_of(name: str, registry: Registry) -> tuple[Study, DataFrame]:
 
 
 def origin(study: Study, rows: DataFrame) -> str:
-    """Describe the runs, of which some may be missing."""
-    return provenance(rows, len(study.cells) * len(study.seeds))
+    """Describe number, dates and time of the runs; docs/data has machines and versions."""
+    return provenance(rows, len(study.cells) * len(study.seeds)).partition(", x86_64")[0] + "."
 
 
 def origin_text(name: str, registry: Registry) -> str:
@@ -137,7 +137,7 @@ def study_text(name: str, registry: Registry) -> str:
                 f"**{study.question}** `{name}`: {origin(study, rows)}",
                 study.controls,
                 study.limits,
-                f"{metric.title}, mean and standard deviation of {counts} seeds; all have {shared}:",
+                f"{metric.title}, mean ± s.d. of {counts} seeds; all have {shared}:",
                 markdown([(header[0], "built", *header[1:]), *((row[0], built[row[0]], *row[1:]) for row in means)]),
                 contrasts_text(name, registry, [*study.variants, *conditions]),
             ),
@@ -146,11 +146,12 @@ def study_text(name: str, registry: Registry) -> str:
 
 
 def contrasts_text(name: str, registry: Registry, order: Sequence[str] = ()) -> str:
-    """Return the rows of a study or the gym that docs/why_lape.md does not have.
+    """Return the rows of a study or the gym that neither docs/why_lape.md nor docs/papers.md has.
 
     There is a column for every variant and condition, in `order` if it is given.
     """
     rows = [(row, contrast) for row, contrast in registry.of(data=name) if (name, row.at, row.contrast) not in CELLS]
+    rows = [pair for pair in rows if not pair[0].question]
     rows = [pair for pair in rows if not order or pair[0].at in order]
     found = [(re.sub("encoding=|joining=", "", row.contrast), row, contrast) for row, contrast in rows]
     places = list(dict.fromkeys((row.variant, row.at) for _, row, _ in found))
@@ -203,11 +204,9 @@ PARTS: dict[str, Callable[[str, Registry], str]] = {
     "older": older_text,
     "origin": origin_text,
     "study": study_text,
-    "contrasts": contrasts_text,
     "beyond": beyond_text,
     "means": means_text,
     "papers": papers_part,
-    "which": which_part,
     "why_lape": why_part,
 }
 

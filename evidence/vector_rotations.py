@@ -1,4 +1,4 @@
-"""The rotations of vectors/: those of vision encoders and diffusion transformers, and the positions of their tokens."""
+"""The rotations of vectors/, of vision encoders and diffusion transformers, and the positions of their tokens."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def resized(table: np.ndarray[Any, Any], size: tuple[int, int], how: list[str]) 
     return tensorflow.image.resize(table, size, f"bi{kernel}", antialias="antialias" in options).numpy()
 
 
-#: The names of packages that differ from those of libraries.
+#: The names of packages that differ from the names of libraries.
 PACKAGES = {"OpenCV": "opencv-python-headless", "PIL": "pillow", "JAX": "jax", "TensorFlow": "tensorflow-cpu"}
 
 

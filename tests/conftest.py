@@ -160,7 +160,7 @@ def forgotten():
     from graticule.registry import plugins
 
     for table in (RECIPES, DATASETS):
-        table.discover()  # those of the package are registered first and stay
+        table.discover()  # built-in names are registered first and stay
     ours = [
         ENCODINGS,
         JOININGS,

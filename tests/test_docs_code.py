@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("registered_data", "quick_figures")
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = ("audit", "backbones", "concepts", "convert", "encodings", "fine_tune", "start")
-#: Those of them that build large models and inspect no numbers.
+#: Pages of these that build large models and inspect no numbers.
 SHAPES = ("backbones", "encodings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {

@@ -47,7 +47,7 @@ CALLS = {
     "explore": ["./image --no-open"],
     "identify": ["rotation.py:code", "rotation.py:code --json"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
-    "export": ["./image --format torch-export"],
+    "export": ["./image --output image.pt2"],
     "publish": ["./image again"],
     "resize": ["./image 56 --output resized"],
     "debias": ["./image --images ./images --output clean"],

@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-from functools import partial
 from pathlib import Path
 
 import datasets
@@ -148,51 +146,3 @@ def test_annotations_of_objects_and_pixels(tmp_path_factory, data):
         target = outcome(lambda: images[0], names=str(root), allowed=allowed)
         if isinstance(target, tuple) and "boxes" in target[1]:
             assert target[1]["boxes"].isfinite().all() and (target[1]["labels"] < len(result[1].class_names)).all()
-
-
-KINDS = ["file", "empty", "folder", "pipe", "loop", "up", "out", "broken"]
-NAMES = ["train", "val", "cat", "dog", "x.png", "y.JPEG", "a.txt", ".hidden", "a\nb.png"]
-
-
-def plant(root, name, kind, outside):
-    """Create an object of `kind` at `name` in `root`, unless `name` exists or is outside of `root`."""
-    place = root / name
-    if os.path.lexists(place) or Path(os.path.realpath(place.parent)) != Path(os.path.abspath(place.parent)):
-        return
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a file or a link is in the way
-        return
-    if kind in ("file", "empty"):
-        place.write_bytes(CONTENT.get(place.suffix, b"text") if kind == "file" else b"")
-    elif kind == "folder":
-        place.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(place)
-    else:
-        place.symlink_to({"loop": place.name, "up": "..", "out": outside, "broken": "nothing"}[kind])
-
-
-CONTENT = {".png": encoded("PNG"), ".JPEG": encoded("JPEG")}
-BASE = [f"{split}/{name}/0.png" for split in ("train", "val") for name in ("cat", "dog")]
-
-
-@fuzzed(
-    30,
-    entries=st.lists(
-        st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), st.sampled_from(KINDS)), max_size=4
-    ),
-    missing=st.integers(-4, 3),
-)
-def test_a_folder(tmp_path_factory, folder, entries, missing):
-    root = Path(os.path.realpath(tmp_path_factory.mktemp("tree")))
-    for number, name in enumerate(BASE):
-        if number != missing:
-            plant(root, name, "file", folder)
-    for parts, kind in entries:
-        plant(root, "/".join(parts), kind, folder)
-    load = partial(load_dataset, "image_folder", "train", root)
-    result = outcome(load, names=str(root), allowed=(ValueError, FileNotFoundError))
-    if not isinstance(result, Exception):
-        images, info = result
-        assert len(images) >= info.num_classes >= 2 and all(path.is_file() for path, _ in images.files)

@@ -27,7 +27,7 @@ attempt = partial(outcome, names="`", allowed=REFUSED)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))
 WORDS = ("learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half")
 VALUES = st.one_of(NUMBERS, st.sampled_from(WORDS))
-#: Values without those of valid sizes that take gigabytes, as a vocabulary of 2**24 or images of 2**15 pixels.
+#: Values without valid sizes that take gigabytes, as a vocabulary of 2**24 or images of 2**15 pixels.
 LIGHT = VALUES.filter(lambda value: not (isinstance(value, int) and 2**11 < value <= 2**28))
 #: Small models, with their sizes.
 SMALLEST = [*SMALL.values(), *((name, {}) for name in graticule.list_models() if "nano" in name)]

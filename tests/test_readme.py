@@ -59,7 +59,7 @@ def test_the_table_of_joinings_names_every_one():
 
 
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading_of_the_clone():
-    """`make docs` tests those of the site."""
+    """`make docs` tests the links of the site."""
     pages = (
         TOP / "README.md",
         TOP / "CONTRIBUTING.md",

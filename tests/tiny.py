@@ -49,7 +49,7 @@ SMALLEST = list(
     }.values()
 )
 
-#: The encodings that attention, or a convolution between blocks, can use: all but those of gated MLPs.
+#: The encodings that attention, or a convolution between blocks, can use: all but the encodings of gated MLPs.
 ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
 
 

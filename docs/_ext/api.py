@@ -91,7 +91,7 @@ def _package(package: str, about: str) -> str:
     classes = set(ENCODINGS.values())
     parts += [_entry(f"graticule.{package}", name) for name in names if _value(module, name) not in classes]
     if package == "encodings":
-        parts.append(f"\n## Names and options\n\nThe defaults are those of the classes.\n\n{options_table()}")
+        parts.append(f"\n## Names and options\n\nThe defaults are the classes' defaults.\n\n{options_table()}")
     return "".join(parts)
 
 

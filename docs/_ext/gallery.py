@@ -218,7 +218,7 @@ def _where(name: str, goes_with: list[tuple[str, list[str]]]) -> str:
 
 def _results(root: Path) -> str:
     known = {
-        "extrapolation.md": "at image sizes and lengths other than those of training",
+        "extrapolation.md": "at other image sizes and lengths than in training",
         "results/gym.md": "on tasks that need one kind of position information",
         "results.md": "all other measurements",
     }

@@ -38,7 +38,7 @@ COLUMNS: dict[str, type] = {
     **{"seconds": float, "recipe": str, "date": str, "graticule": str, "torch": str, "timm": str, "machine": str},
     "threads": int,
 }
-#: A table whose rows have the standard deviation 1, as those of a norm: a normal of 1.37, truncated at 2.
+#: A table whose rows have the standard deviation 1, as after a norm: a normal of 1.37, truncated at 2.
 EXACT = "learnable(std=1.37)"
 #: What identifies a run.
 CELL = ["choice", "variant", "seed"]
@@ -112,7 +112,7 @@ class Study:
         return recipes
 
     def expected(self, choice: str, variant: str) -> dict[str, Any]:
-        """Return the expected facts of a choice in a variant; those of the choice replace those of all."""
+        """Return the expected facts of a choice in a variant; the facts of the choice replace common ones."""
         of_all = {name: value for name, value in self.expects.items() if not isinstance(value, Mapping)}
         return {**of_all, **self.expects.get(variant, {}), **self.expects.get(choice, {})}
 

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     """List the studies, or run one."""
     parser = argparse.ArgumentParser("python -m evidence.studies", description=__doc__)
     parser.add_argument("study", nargs="?", help="its name")
-    parser.add_argument("--seeds", type=int, nargs="+", help="these alone (default: those of the study)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these alone (default: the study's)")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed; the table is beside the runs")
     parser.add_argument("--data-root", type=Path, help="folder of the data set")
     parser.add_argument("--copies", action="store_true", help="the files of CIFAR-10 may be copies, such as JPEG ones")

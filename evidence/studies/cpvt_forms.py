@@ -30,10 +30,10 @@ def study() -> Study:
         controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' "
         "has no border. Without padding, tokens at the border get no encoding, so the border still differs.",
         follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
-        limits="'PEG at 3' follows the last layer and cannot change the class token, so this model has no "
-        "position information. 'PEG at 2', the last PEG with an effect, was added when the other scores were "
-        "known. A kernel of 9 x 9 covers this grid as 27 x 27 covers 14 x 14. 'none', 'PEG at 0' and 'learnable' "
-        "are runs of `extrapolation`, which were known when the tests were chosen.",
+        limits="'PEG at 3' follows the last layer and cannot change the class token, so this model has no position "
+        "information. 'PEG at 2' was added when the other scores were known. A kernel of 9 x 9 covers this grid as 27 "
+        "x 27 covers 14 x 14. 'none', 'PEG at 0' and 'learnable' are runs of `extrapolation`, which were known when "
+        "the tests were chosen.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "PEG at 0": {"encoding": "peg(places=[0], kernel=3, convolution='depthwise', layers=1, padding='zeros')"},

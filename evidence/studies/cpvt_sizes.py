@@ -27,8 +27,8 @@ def study() -> Study:
         seeds=(0, 1, 2, 3),
         sizes=((20, 20), (24, 24), (28, 28), (32, 32), (36, 36), (40, 40), (44, 44)),
         modes=("canvas", "zoom"),
-        controls="'learnable, std 1' has the standard deviation of a normalized table. It was added when the "
-        "other scores were known, to compare its gain from zoom 28 to zoom 40 with the gain of 'PEG at 0'.",
+        controls="'learnable, std 1' has the standard deviation of a normalized table. It was added when the other "
+        "scores were known.",
         follows="CPVT (Chu et al., 2023), Table 2",
         limits="Training crops enlarge a digit up to four times in area. A fifth seed was planned but not run.",
         expects={

@@ -26,8 +26,8 @@ def study() -> Study:
         "convolutions with batch norm and ReLU. 'four PEGs' has a PEG before each layer. The final norm is before "
         "the pooling.",
         follows="CPVT (Chu et al., 2023), Tables 3, 7 and 14",
-        limits="The depth-wise stack, as in the paper's Table 14, and its tests were added when the other scores were "
-        "known. The paper has five PEGs in twelve layers.",
+        limits="The depth-wise stack, as in the paper's Table 14, was added when the other scores were known. The "
+        "paper has five PEGs in twelve layers.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             "table": {"std": 1.0, "model": "vit_nano_patch4_28", "global_pool": "token", "final_norm": True},

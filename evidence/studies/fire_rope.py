@@ -30,7 +30,7 @@ def mosaics(images: Any, labels: Any) -> Any:
 def set_coordinates(model: Any, counted: bool, moved: int = 0) -> None:
     """Count coordinates in patches of the trained grid, or normalize them by the image; there both are the same.
 
-    Those of rotations are also moved, by patches.
+    Coordinates of rotations are also moved, by patches.
     """
     import torch
 
@@ -38,7 +38,7 @@ def set_coordinates(model: Any, counted: bool, moved: int = 0) -> None:
     from graticule.encodings.rope import Rope
 
     for part in model.modules():
-        if isinstance(part, Fire) and counted:  # the largest distance, R, is that of the trained grid
+        if isinstance(part, Fire) and counted:  # the largest distance, R, is of the trained grid
 
             def share(distance: Any, _: Any, reference: Any, part: Fire = part) -> Any:
                 return Fire._share(part, distance, reference, reference)

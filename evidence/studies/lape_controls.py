@@ -42,14 +42,13 @@ def study() -> Study:
         choices=choices,
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         seeds=tuple(range(90, 98)),
-        controls="'table' has the standard deviation of a normalized table. So have the sinusoids of 'spread "
-        "1' around their mean. Sinusoids 'beside' have the spread that LaPE's norms give them, and the relative "
-        "bias of 'std 1' starts with the standard deviation that LaPE's norm gives it. Normalized over the heads, "
-        "the bias stays relative. Over the keys, it also carries absolute position. 'from zero' is the start of "
-        "LaPE's released code. The final norm is before the pooling.",
+        controls="'table' and the sinusoids of 'spread 1' have the standard deviation of a normalized table. Sinusoids "
+        "'beside' have the spread that LaPE's norms give them, and the relative bias of 'std 1' starts with it. "
+        "Normalized over the heads, the bias stays relative. Over the keys, it also carries absolute position. 'from "
+        "zero' is the start of LaPE's released code. The final norm is before the pooling.",
         follows="LaPE (Yu et al., 2023), Table 7; its first version (2022), Table 6; CPVT (Chu et al., 2023), Table 3",
-        limits="One of eight runs of 'table, GAP' stayed at 55 %. The three choices 'from zero' and their "
-        "tests were added when the other scores were known.",
+        limits="One of eight runs of 'table, GAP' stayed at 55 %. The choices 'from zero' were added when the other "
+        "scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             **{name: {"std": 1.0} for name in choices if name.startswith("table") or name.endswith("std 1")},

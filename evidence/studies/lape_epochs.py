@@ -16,9 +16,8 @@ def study() -> Study:
         variants={f"{epochs} epochs": {"epochs": epochs} for epochs in (40, 100)},
         controls="'learnable, std 0.88' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), whose models train for 300 epochs",
-        limits="The learning rate decays over all epochs of a run, so a run of 40 epochs is not the "
-        "beginning of a run of 100 epochs. Runs of 10 epochs (`extrapolation`) were known when the tests were "
-        "chosen.",
+        limits="The learning rate decays over all epochs, so 40 epochs are not the beginning of 100. Runs of 10 epochs "
+        "(`extrapolation`) were known when the tests were chosen.",
         expects={
             "grid": "5 x 5",
             **{f"{epochs} epochs": {"epochs": epochs} for epochs in (40, 100)},

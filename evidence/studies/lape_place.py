@@ -26,7 +26,7 @@ def study() -> Study:
         sizes=((28, 28), (40, 40)),
         modes=("zoom", "canvas"),
         controls="'once, std 1' was the best of three at the trained size, in an earlier study with other seeds.",
-        limits="'LN chain, std 1' and its two tests were added when the other scores were known.",
+        limits="'LN chain, std 1' was added when the other scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 4},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

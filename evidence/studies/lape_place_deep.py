@@ -20,7 +20,7 @@ def study() -> Study:
         base={"model_kwargs": ("depth=24",)},
         seeds=tuple(range(80, 85)),
         sizes=((40, 40),),
-        limits="The last three choices and their tests were added when the other scores were known.",
+        limits="The last three choices were added when the other scores were known.",
         expects={
             **{"grid": "5 x 5", "layers": 24},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

@@ -31,8 +31,8 @@ def study() -> Study:
         },
         seeds=tuple(range(60, 68)),
         sizes=((40, 40),),
-        limits="A twentieth of the images, tested on 1,000. The last three choices and their tests were added when "
-        "the other scores were known.",
+        limits="A twentieth of the images, tested on 1,000. The last three choices were added when the other "
+        "scores were known.",
         expects={
             **{"grid": "7 x 7", "layers": 6, "images": 3_000},
             **{name: {"std": float(name.split("std ")[1])} for name in choices if "std" in name},

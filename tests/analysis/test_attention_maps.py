@@ -16,7 +16,6 @@ from graticule.position.grid import Grid
 from in_turn import in_turn, refusals
 from tiny import assert_same, draw, images, tiny
 
-PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
 SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
 
 
@@ -51,16 +50,6 @@ def test_without_position_a_permutation_of_the_patches_permutes_the_map():
         np.testing.assert_allclose(moved.patches(head), plain.patches(head)[order][:, order], atol=1e-12)
     (told,) = attention_maps(model, turned, [1])
     assert np.abs(told.weights - moved.weights).max() > 1e-3
-
-
-def test_a_pyramid_has_coarser_keys():
-    model = graticule.create_model("pvt_tiny", num_classes=5, **PYRAMID)
-    maps = attention_maps(model, images(64, 96))
-    assert [layer.weights.shape[1:] for layer in maps] == [(1, 384, 6), (2, 96, 6), (2, 96, 6), (3, 24, 6), (4, 7, 7)]
-    assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, prefix=1)
-    for layer in maps:
-        np.testing.assert_allclose(layer.weights.sum(-1), 1, atol=1e-6)
-        assert 0 < layer.distance(0) < 20
 
 
 def one_map(weights, queries, keys=None, layer=0):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis.equivariance import COLUMNS, translation_error, whole_patches
+from graticule.analysis.equivariance import COLUMNS, _border, translation_error, whole_patches
 from graticule.external.view import nearest
 from graticule.position.grid import Grid
 from in_turn import in_turn, refusals
@@ -43,13 +43,11 @@ def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is
     assert np.all(zeros.at_border > 1e-3) and zeros.logits > 1e-6
 
 
-def test_the_effect_of_zero_padding_decays_from_the_border_inwards():
-    model = pooled("peg(places=(0,))", img_size=112)
-    result = translation_error(model, doubles(112, 112, batch=3))
-    first = result.profile(0)  # directly after the PEG, whose 3 x 3 kernel reaches one patch inward
-    assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
+def test_the_effect_of_zero_padding_begins_at_the_border_and_attention_spreads_it():
+    result = translation_error(pooled("peg(places=(0,))", img_size=112), doubles(112, 112, batch=3))
+    assert result.at_border[0] > 1e-3 and result.inside[0] < 1e-12  # a 3 x 3 kernel reaches one patch inward
     stacked = translation_error(pooled("peg(places=(-1, 0), layers=1)", img_size=112), doubles(112, 112))
-    assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has spread it everywhere, but weaker
+    assert stacked.at_border[0] > stacked.inside[0] > 0
 
 
 class Told(nn.Module):
@@ -72,7 +70,7 @@ class Told(nn.Module):
 def test_the_numbers_are_those_of_the_definition():
     torch.manual_seed(3)
     x = torch.randn(5, 1, 3, 4, dtype=torch.float64)
-    result = translation_error(Told(2.0), x, [(1, 0)], border=0)
+    result = translation_error(Told(2.0), x, [(1, 0)])
     features = x.clone()
     features[:, :, 1, 1] += 2.0
     spread = (features - features.mean()).square().mean()
@@ -81,11 +79,10 @@ def test_the_numbers_are_those_of_the_definition():
     assert np.isnan(result.logits) and "no head" in result.heading
 
 
-def test_tokens_of_the_border_are_those_near_an_edge_before_or_after_the_shift():
-    result = translation_error(Told(0.0), torch.randn(2, 1, 6, 6), [(1, 0), (0, 0 + 1)])
-    # rows 0 and 5 are at an edge after the shift, row 1 came from one; so 3 x 6 and of the rest 2 columns of 3 rows
-    per_shift = 3 * 6 + 2 * 3
-    assert result.counts[0][0] == 2 * per_shift and result.counts[0].sum() == 2 * 36
+def test_tokens_of_the_border_are_those_at_an_edge_before_or_after_the_shift():
+    # rows 0 and 5 are at an edge after the shift, row 1 came from one
+    border = _border(Grid(6, 6), (1, 0))
+    assert border[[0, 1, 5]].all() and border[:, [0, 5]].all() and not border[2:5, 1:5].any()
 
 
 @pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_peg_gap"])
@@ -124,7 +121,6 @@ def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
     assert header == COLUMNS and [row[0] for row in rows] == ["0", "1", "2"] and rows[0][1] == "4x4"
     with np.load(result.save(tmp_path / "t.npz"), allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["inside"], result.inside)
-        np.testing.assert_array_equal(arrays["profiles"][1], result.profile(1))
         assert arrays["shifts"].tolist() == [[1, 0], [0, 1], [1, 1]]
 
 
@@ -133,7 +129,6 @@ test_unsupported_models_are_refused = refusals(
     ({"images": torch.zeros(2, 3, 30, 32)}, "`img_size`"),
     ({"shifts": [(0, 0)]}, "`shifts`"),
     ({"shifts": [(4, -8)]}, r"\(4, -8\) on a grid of 4 x 4"),
-    ({"border": -1}, "`border`"),
     ({"model": nn.Linear(2, 2)}, "Linear"),
     call=lambda change: translation_error(**{"model": tiny("peg"), "images": images(), **change}),
 )

@@ -111,17 +111,6 @@ def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(
 
 
 @every
-def test_another_context_is_set_for_good(encoding, joining):
-    model = drawn(encoding, joining)
-    for context in (16, 7):
-        model.set_context(context)
-        assert model.context == context
-        fresh = drawn(encoding, joining, context=context).state_dict()
-        assert {k: v.shape for k, v in fresh.items()} == {k: v.shape for k, v in model.state_dict().items()}
-        assert model(texts(context)).isfinite().all()
-
-
-@every
 def test_it_folds_into_constants_and_back(encoding, joining):
     model, tokens = drawn(encoding, joining), texts()
     before, short = model(tokens), model(tokens[:, :4])

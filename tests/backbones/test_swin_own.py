@@ -322,17 +322,6 @@ def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_al
     torch.testing.assert_close(y[:, 2:4], (-a).expand(4, 2, 2))  # within a whole window the other side has 100
 
 
-@torch.no_grad()
-def test_a_file_of_timms_weights_is_loaded_and_transferred(tmp_path):
-    ours, reference = both_v2()
-    torch.save(reference.state_dict(), tmp_path / "weights.pth")
-    x = images(64, 64, dtype=torch.float64)
-    for load in (graticule.load_checkpoint, graticule.transfer):
-        fresh = graticule.create_model("swinv2_tiny_window8_256", **V2).double().eval()
-        load(fresh, tmp_path / "weights.pth")
-        assert torch.equal(fresh(x), ours(x)), load
-
-
 test_windows_of_a_pretraining_without_a_bias_that_knows_them_are_refused = refusals(
     ({"encoding": "rope", "pretrained_window_sizes": (4, 4)}, "`pretrained_window_sizes` must be left out without the"),
     ({"pretrained_window_sizes": (4,)}, "must have a positive value for each of the 2 stages, got"),

@@ -55,18 +55,6 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
         assert {encoding.grid for encoding in part.encodings} == {part.grid}
 
 
-@pytest.mark.parametrize("form", ["alpha", "gamma", "gamma_gamma_t"])
-def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
-    model, x = posmlp(spec("ggqpe", bias=False, form=form)), image()
-    before, state = model(x), state_of(model)
-    model.set_input_size(windows=LARGER)
-    assert not torch.allclose(model(x), before)
-    model.set_input_size((32, 96), windows=SMALLER)
-    model.set_input_size(64, windows=SIZES["windows"])
-    assert_same_state(model, state)
-    assert torch.equal(model(x), before)
-
-
 def reached(model, stage, index, place):
     """Return which tokens of a 16 x 16 grid of the first stage a change of the token at `place` affects, (16, 16)."""
     block, (row, column) = model.block(stage, index), place

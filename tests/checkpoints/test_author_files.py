@@ -52,7 +52,7 @@ def registers(state):
 
 
 def dinov3(state):
-    """Return a file of DINOv3, whose biases of queries and values are those of q, k and v with a mask."""
+    """Return a file of DINOv3, whose biases are for q, k and v, with a mask."""
     state = renamed(state, reg_token="storage_tokens", gamma_1="ls1.gamma", gamma_2="ls2.gamma")
     for name in [name for name in state if name.endswith("q_bias")]:
         query, value, attention = state.pop(name), state.pop(name.replace("q_b", "v_b")), name.removesuffix("q_bias")

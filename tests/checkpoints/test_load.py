@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import graticule
-from graticule import fold, load_checkpoint, transfer
+from graticule import load_checkpoint, transfer
 from graticule.checkpoints.read import read_checkpoint, save_weights
 from in_turn import case, in_turn
-from tiny import COVER, SIZE, assert_same, draw, holds, images, tiny
+from tiny import SIZE, assert_same, draw, holds, images, tiny
 
 DISTILLED = "deit_tiny_distilled_patch16_224"
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -107,27 +107,6 @@ def test_a_checkpoint_of_lapes_code_is_loaded_despite_its_options_and_has_our_pu
     assert_same(model(x).double(), output, atol=1e-4)
     published = graticule.published_state_dict(model).keys()
     assert published == {key for key in state if not key.endswith("relative_position_index")}
-
-
-@in_turn(("encoding", "joining"), COVER)
-def test_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
-    first, model = draw(tiny(encoding, joining)).eval(), tiny(encoding, joining).eval()
-    x = images(24, 40)
-    expected = first(x)
-    for state in (first.state_dict(), graticule.published_state_dict(first)):
-        save_file(state, tmp_path / "model.safetensors")
-        for path in (saved(state), tmp_path / "model.safetensors", str(tmp_path / "model.safetensors")):
-            with case(f"{path}, {next(iter(state))}, ..."):
-                assert torch.equal(load_checkpoint(draw(model), path)(x), expected)
-
-
-@in_turn("published", [False, True])
-def test_a_checkpoint_is_loaded_into_a_folded_model_and_has_its_names(published, saved):
-    first, x = draw(tiny("learnable", "lape")).eval(), images()
-    model = fold(tiny("learnable", "lape"))
-    load_checkpoint(model, saved(graticule.published_state_dict(first) if published else first.state_dict()))
-    assert_same(model(x), first(x), atol=1e-6)
-    assert graticule.published_state_dict(model).keys() == graticule.published_state_dict(first).keys()
 
 
 def test_a_fixed_table_of_another_grid_is_left_to_its_formula(saved):
@@ -272,15 +251,6 @@ def test_reading_keeps_the_other_entries_of_a_checkpoint(saved):
     checkpoint = read_checkpoint(saved(written))
     assert torch.equal(checkpoint.pop("model")["weight"], torch.ones(2))
     assert checkpoint == {key: value for key, value in written.items() if key != "model"}
-
-
-def test_loading_keeps_dtype_and_requires_grad(saved):
-    model = tiny().bfloat16()
-    model.patch_embed.requires_grad_(False)
-    load_checkpoint(model, saved(timms().state_dict()))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert not model.patch_embed.proj.weight.requires_grad
-    assert model.head.weight.requires_grad
 
 
 # Tensors that are not weights

@@ -162,7 +162,7 @@ def wrapped(state):
     return {f"model.{name}": value for name, value in state.items()}
 
 
-#: What a file has beside a bare state dict for 2 x 8 patches, as its own metadata or that of a `.safetensors` file.
+#: What a file has beside a bare state dict for 2 x 8 patches, as its own metadata or in a `.safetensors` file.
 NAMED = {
     "DeiT": lambda state: {"model": state, "args": Namespace(input_size=(16, 64), arch="vit")},
     "timm": lambda state: {"state_dict": state, "args": Namespace(input_size=(3, 16, 64), img_size=None)},
@@ -210,7 +210,7 @@ def test_a_table_for_one_of_several_grids_is_said(there, here, assumed, written)
             warnings.simplefilter("always")
             load(tiny(img_size=here), path)
         said = (
-            [f"pos_embed does not say what grid it is for: {assumed}, that of the model, is assumed"] if assumed else []
+            [f"pos_embed does not say what grid it is for: {assumed}, as in the model, is assumed"] if assumed else []
         )
         assert [str(record.message).partition(";")[0] for record in records] == said
 
@@ -298,7 +298,7 @@ def test_the_window_of_pretraining_of_swin_v2_is_that_of_the_coordinates_in_the_
 
 
 def test_a_window_of_pretraining_that_a_file_does_not_say_is_named(written):
-    """Swin-Transformer#251: the window of a name is that of its published weights."""
+    """Swin-Transformer#251: the window of a name is its published weights' window."""
     shape = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "num_classes": 0}
     for more, assumed in (({}, None), ({"window_size": 4}, "4 x 4"), ({"pretrained_window_sizes": (8, 8)}, None)):
         theirs = timm.create_model("swinv2_tiny_window8_256", **shape, **more)

@@ -148,7 +148,7 @@ BIASES = {
     "mlp": (lambda grid: MlpBias(grid, HEADS, hidden=16), mlp),
     **{
         f"alibi, {distance}": (lambda grid, distance=distance: Alibi(grid, HEADS, distance), alibi)
-        for distance in ("euclidean", "manhattan", "squared", "axes")
+        for distance in ("euclidean", "manhattan", "squared")
     },
     "alibi, learned": (lambda grid: Alibi(grid, HEADS, slopes="learned"), alibi),
     "kerple, log": (lambda grid: Kerple(grid, HEADS), kerple),
@@ -327,7 +327,6 @@ def test_slopes_are_geometric_for_a_power_of_two_and_else_follow_the_recursion_o
 
 
 def test_slopes_are_those_of_the_formula_or_given_or_learned_from_it_and_stay_positive():
-    assert Alibi(BUILT, 3, "axes").slopes.tolist() == pytest.approx([*default_slopes(2), *default_slopes(1)])
     assert Alibi(BUILT, 2, slopes=[0.5, 0.25]).slopes.tolist() == [0.5, 0.25]
     learned = Alibi(BUILT, 3, slopes="learned").double()
     assert_same(learned.slopes, Alibi(BUILT, 3).double().slopes, 1e-7)
@@ -412,7 +411,6 @@ test_invalid_arguments_are_refused = refusals(
     (lambda: Fire(BUILT, 2, form="axis"), "`form` must be one of"),
     (lambda: Kerple(BUILT, 2, kernel="linear"), "`kernel` must be one of"),
     (lambda: Alibi(BUILT, 0), "`num_heads` must be at least 1, got 0"),
-    (lambda: Alibi(BUILT, 1, "axes"), "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),
     (lambda: Alibi(BUILT, 2, "chebyshev"), "`distance` must be one of"),
     (lambda: Alibi(BUILT, 3, slopes=[0.5, 0.25]), "`slopes` must be one per head, 3, got 2"),
     (lambda: Alibi(BUILT, 2, slopes=[0.5, -0.25]), "`slopes` must be at least 0, got"),

@@ -241,7 +241,7 @@ def test_tokens_may_come_before_samples():
             module = EncoderFirst(batch_first).double().eval()
             module.load_state_dict(state)
             attach(module, encoding, joining, blocks="encoder.layers.*", remove="pos_embed", example=x)
-            assert module.graticule.sequence_first != batch_first and module.graticule.grid.prefix == 0
+            assert module.graticule.host.sequence_first != batch_first and module.graticule.grid.prefix == 0
             with torch.no_grad():
                 found.append(module(x))
                 torch.manual_seed(7)
@@ -285,7 +285,11 @@ TUPE, BIAS = {"joining": "tupe"}, {"encoding": "relative_bias"}
 #: A model of timm, of `models` or of `own`, options of `attach`, and a part of the message.
 REFUSED = [
     (("vit_base_patch16_rpn_224", FEW), {}, "it is post-norm"),
-    (("swin_tiny_patch4_window7_224", STAGES), {"blocks": "layers.*.blocks.*"}, r"\(B, N, D\), got \(2, 8, 8, 12\)"),
+    (
+        ("swin_tiny_patch4_window7_224", STAGES),
+        {"blocks": "layers.*.blocks.*"},
+        r"\(B, N, D\) on one grid, got \(2, 8, 8, 12\)",
+    ),
     (("beit_base_patch16_224", FEW), BIAS, "`bias`: Attention has no argument `attn_mask`"),
     (("beit_base_patch16_224", FEW), {"joining": "queries_keys"}, "Attention is not called with queries"),
     (("mixer_s16_224", {"img_size": 32}), TUPE, "`bias`: no module of the block is called with"),
@@ -293,7 +297,7 @@ REFUSED = [
     (
         "vit",
         BIAS,
-        "'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' or 'eager'",
+        "'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa'",
     ),
     ({"parallel": True}, {"joining": "lape"}, "gives layers `after_norm`: the normalized tokens go to ffn, too"),
     ({}, {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
@@ -304,7 +308,7 @@ REFUSED = [
     (
         {"kind": Pyramid},
         {"example": ROWS},
-        r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids",
+        r"on one grid, got \(2, 16, 24\) and \(2, 8, 24\); attach supports no maps, windows or pyramids",
     ),
     ({"kind": Unused}, {"example": ROWS}, "in the order of their names; layers.1 was not called"),
 ]

@@ -157,9 +157,6 @@ REFUSED = [
     # changed models
     (changed(VIT, attribute("layers.0.forward", lambda x: x)), "but layers.0.forward is the function"),
     (changed(VIT, tie), "but layers.1.mlp.fc1.weight is the parameter layers.0.mlp.fc1.weight, not a p"),
-    (changed(VIT, attribute("layernorm.eps", 1e-3)), "but layernorm.eps is 0.001, not 1e-12"),
-    (changed(VIT, attribute("layers.0.attention.scaling", 2.0)), "but layers.0.attention.scaling is 2.0, not 0.25"),
-    (changed(VIT, attribute("config.intermediate_size", 64)), "is of shape (48,), not (64,)"),
     (changed(VIT, attribute("config.num_hidden_layers", 3)), "but layers is in the order 0, 1, not 0, 1, 2"),
     (changed(VIT, attribute("layers.0.mlp", nn.Identity())), "but layers.0.mlp is Identity, not ViTMLP"),
     (
@@ -178,11 +175,10 @@ REFUSED = [
         changed(partial(build, "BeitModel", SMALL), attribute("layers.1.drop_path.drop_prob", 0.5)),
         "but layers.1.drop_path.drop_prob is 0.5, not 0.1; convert",
     ),
-    (changed(VIT, attribute("config.hidden_dropout_prob", 0.5)), "follows from config.hidden_dropout_prob = 0.5;"),
     (changed(VIT, attribute("config.hidden_act", "relu")), "not ReLU, which follows from config.hidden_act = 'relu', "),
     (
         within(patch.dict(AttentionInterface._global_mapping, sdpa=tie), VIT),
-        "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not that of its lib",
+        "but config._attn_implementation is 'sdpa', the function tie of test_convert_transformers, not its library's",
     ),
     (
         within(patch.object(modeling_vit, "eager_attention_forward", tie), VIT),

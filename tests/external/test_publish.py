@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from timm_models import build
 
 import graticule
+from graticule.backbones.base import Backbone
 from graticule.hub.kinds import KINDS
+from graticule.lab.training.opening import open_model
 from tiny import SIZE, draw, images
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -68,6 +70,14 @@ def test_a_converted_model_is_published_and_opened(name, tmp_path):
     assert type(again) is type(ours) and again.pretrained_cfg["mean"] == host.pretrained_cfg["mean"]
     # also at another size: the resampler is kept
     assert_same(again, ours, images(*(2 * side for side in ours.img_size)))
+
+
+def test_a_model_of_a_file_is_converted_unless_a_position_is_attached_to_it(tmp_path):
+    file, tiny = tmp_path / "models.py", 'timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)'
+    file.write_text(f"import graticule, timm\n\nown = {tiny}\nattached = graticule.attach({tiny}, remove=())\n")
+    for name in ("own", "attached"):
+        model = open_model(f"{file}:{name}", converted=True).model
+        assert isinstance(model, Backbone) == (name == "own")
 
 
 # Attached positions
@@ -159,7 +169,7 @@ def test_a_hostile_config_of_an_attached_position_is_refused(published, tmp_path
         ("depth", {"graticule": {"model": "timm:vit_tiny_patch16_224(depth=100000)"}}, "`depth` must be at most 1,000"),
         ("depths", {"graticule": {"model": "timm:pit_ti_224(depths=[2, 9999])"}}, "`depths` must be at most 1,000"),
         ("blocks", {"attached": {"blocks": "nothing.*"}}, "`blocks` must match"),
-        ("remove", {"attached": {"remove": ["weights.pth"]}}, "`remove` must name a parameter"),
+        ("remove", {"attached": {"remove": ["weights.pth"]}}, "`remove` must be one of"),
         ("image", {"attached": {"image": [0, 48]}}, "is damaged"),
         ("encoding", {"graticule": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
         ("preparation", {"pretrained_cfg": {"mean": "x"}}, "is damaged"),

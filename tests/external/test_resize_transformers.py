@@ -262,27 +262,15 @@ def test_a_table_that_is_not_square_is_interpolated_by_its_own_grid(name, tmp_pa
         assert type(model).from_pretrained(tmp_path).config.image_size in (side, [side, side])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel"])
-def test_a_table_that_is_not_square_is_compiled_and_exported(name):
-    model = graticule.resize(build(name, SMALL), (32, 64))
-    x = torch.randn(1, 3, 32, 64)
-    with torch.no_grad():
-        expected = model(x)[0]
-        exported = torch.export.export(model, (x,), strict=False).module()
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        for other in (exported, compiled):
-            torch.testing.assert_close(other(x)[0], expected, rtol=0, atol=1e-5)
-
-
 def test_windows_of_rf_detr_are_rectangles_of_images_that_are_not_square():
     """roboflow/rf-detr#148, #275, #398, #682: windows of the wrong sides mix rows."""
     model = transformers.RfDetrDinov2Backbone(
         transformers.RfDetrDinov2Config(**{**RF_DETR, "out_features": ["stage2"]})
     )
     graticule.resize(model.eval(), (32, 64))
-    for layer in model.encoder.layer:  # tokens depend on their patch alone
-        layer.attention.o_proj.weight.data.zero_()
+    for name, parameter in model.named_parameters():  # tokens depend on their patch alone
+        if name.endswith(("attention.o_proj.weight", "attention.output.dense.weight")):
+            parameter.data.zero_()
     x = torch.randn(1, 3, 32, 64)
     changed = x.clone()
     changed[..., 8:16, 40:48] += 1

@@ -18,7 +18,7 @@ from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.testing.models import inspect_model
 
-#: Models whose only position information is that of their tokens: class, configuration.
+#: Models whose only position information is in their tokens: class, configuration.
 PLAIN = [
     *[(name, SMALL) for name in ("ViTModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")],
     *[(name, SMALL) for name in ("CLIPVisionModel", "SiglipVisionModel", "ViTMAEModel", "IJepaModel")],

@@ -343,7 +343,7 @@ def rf_detr() -> Any:
 
 
 def hidden_count() -> Any:
-    """Return a model whose number of tokens is that of no image."""
+    """Return a model whose number of tokens no image has."""
     return llava(32, 7)
 
 

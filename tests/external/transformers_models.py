@@ -60,7 +60,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, {}),
 ]
 #: Sizes of the inputs of classes that do not compute all of them. V-JEPA 2 takes more frames, but counts the patches
-#: of other heights and widths as those of its own, and Vivit's interpolation is that of one frame.
+#: of other heights and widths as its own, and Vivit interpolates as for one frame.
 VIDEO: list[tuple[int, ...]] = [(4, 32, 32)]
 SIZES: dict[str, list[tuple[int, ...]]] = {"SamVisionModel": [(32, 32)], "VJEPA2Model": [*VIDEO, (8, 32, 32)]}
 SIZES |= dict.fromkeys(("VideoMAEModel", "VideoMAEForVideoClassification", "VivitModel"), VIDEO)

@@ -1,7 +1,7 @@
 """The device of the tests in this folder: a GPU where PyTorch finds one, otherwise the CPU.
 
 Numbers are compared, so rounding of products to TF32 is off. Warnings of other libraries are shown instead of raised:
-which ones a GPU, its driver and its compiler give cannot be known on the CPU; those of graticule are errors everywhere.
+which ones a GPU, its driver and its compiler give cannot be known on the CPU; graticule's are errors everywhere.
 """
 
 import os
@@ -35,7 +35,7 @@ def device():
         return torch.device("cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions of PyTorch prefer another name
-        torch.backends.cudnn.allow_tf32 = False  # on by default, unlike that of products of matrices
+        torch.backends.cudnn.allow_tf32 = False  # on by default, unlike for products of matrices
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -94,7 +94,7 @@ def logits_and_gradients(model: Any, images: Tensor) -> dict[str, Tensor]:
 
 
 def assert_close_in_norm(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
-    """Check the norm of the difference of every tensor, relative to that of the tensor.
+    """Check the norm of the difference of every tensor, relative to the norm of the tensor.
 
     A gradient that is zero but for rounding, such as of a bias of keys, or the sum of gradients that cancel, is
     compared with the other gradients: with a quarter of their typical element.

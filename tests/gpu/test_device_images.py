@@ -1,4 +1,4 @@
-"""Images that are augmented on the device are those of the CPU."""
+"""Images that are augmented on the device equal the CPU's."""
 
 import numpy as np
 import torch

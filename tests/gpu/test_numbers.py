@@ -1,4 +1,4 @@
-"""The numbers of every encoding and family on a device: those of the CPU, in every dtype, memory format and graph."""
+"""The numbers of every encoding and family on a device equal the CPU's, in every dtype, memory format and graph."""
 
 import pytest
 import torch

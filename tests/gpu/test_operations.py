@@ -1,4 +1,4 @@
-"""Operations on a model that is on a device: results are those of the same model on the CPU, which stays there."""
+"""Operations on a model on a device give the results of the same model on the CPU, and leave the model there."""
 
 import copy
 

@@ -134,14 +134,3 @@ def test_a_training_step_copies_nothing_from_the_host_and_waits_for_nothing(devi
 
 def test_patches_that_training_leaves_out_are_drawn_without_waiting(device):
     assert_training_only_launches(model_of((PLAIN, "learnable+rope", "lape"), patch_drop_rate=0.5).train(), device)
-
-
-def test_a_copy_from_the_host_is_found(device):
-    """The check of these laws itself."""
-    table = torch.zeros(4, device=device)
-    with pytest.raises((AssertionError, RuntimeError)):
-        assert_only_launches(lambda: table.sum().item(), device)
-    rows = torch.zeros(2, 3, device="meta")
-    with OtherDevices(rows.device) as others, HostData() as copies:
-        (rows + torch.ones(()))[:, [0, 2]] + torch.tensor([1, 2], device="meta")
-    assert others.calls and copies.calls == ["__getitem__", "tensor"]

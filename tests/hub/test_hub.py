@@ -19,7 +19,7 @@ from torch import nn
 import graticule
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.hub.files import Card, can_connect
+from graticule.hub.files import Card
 from in_turn import in_turn
 from tiny import SMALL, assert_same, draw, images, tiny
 
@@ -70,7 +70,7 @@ def test_preprocessing_that_does_not_fit_is_refused_in_writing_and_reading(
     with pytest.raises(ValueError, match=message):
         model.save_pretrained(tmp_path / "new", preprocessing=preprocessing)
     assert not (tmp_path / "new").exists()
-    if preprocessing != {"mean": [0.5]}:  # one mean is that of every channel, when a file is read
+    if preprocessing != {"mean": [0.5]}:  # one mean is for every channel, when a file is read
         with pytest.raises(ValueError, match=r"config\.json is damaged"):
             graticule.from_pretrained(changed(pretrained_cfg=preprocessing))
 
@@ -180,29 +180,11 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
         closed.bind(("127.0.0.1", 0))  # it does not listen
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        attempts, connect = [], socket.create_connection
-        monkeypatch.setattr(
-            "socket.create_connection", lambda *place, **how: attempts.append(how) or connect(*place, **how)
-        )
-        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*accepts no connection within 3 s"):
+        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*does not answer within 3 s"):
             graticule.from_pretrained("me/tiny", cache_dir=tmp_path)
         with pytest.raises(ConnectionError, match="the file is not in the cache"):
             graticule.create_model("deit_tiny_patch16_224", pretrained=True, depth=1, cache_dir=tmp_path)
-        assert [how["timeout"] for how in attempts] == [3, 3]  # the hub's client would try again and again
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        assert can_connect(address)
-        monkeypatch.setenv("https_proxy", address)
-        assert can_connect("https://hub.invalid")
-    monkeypatch.setenv("no_proxy", "hub.invalid")
-    assert not can_connect("https://hub.invalid")
 
 
 # Refusals

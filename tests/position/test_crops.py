@@ -89,10 +89,6 @@ def test_a_bias_table_is_interpolated_between_displacements():
     assert_same(position(grid)[0].bias[0], dy**2 + dx, 1e-12)
 
 
-def test_a_crop_of_pixels_is_divided_by_the_patch():
-    assert Crop.of_pixels((96, 128), (16, 24, 48, 32), (16, 8)) == Crop((6, 16), (1, 3, 3, 4))
-
-
 @pytest.fixture(scope="module")
 def model():
     return vit("learnable + rope")
@@ -125,24 +121,6 @@ def test_a_model_computes_a_crop_with_the_position_of_that_part(model):
 def test_a_crop_of_the_whole_image_is_the_image(model):
     crop = Crop((3, 4), (0, 0, 3, 4))
     assert_same(model(IMAGES, crop=crop), model(IMAGES), 1e-12)
-
-
-@torch.no_grad()
-@in_turn("encoding", ["learnable", "sinusoidal_2d", "rope", "kerple", "relative_bias", "liere", "pope"])
-def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encoding):
-    model = vit(encoding)
-    grid = Grid(3, 4, prefix=1, crop=Crop((6, 8), (2, 3.5, 3, 4)))
-    order = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(grid.patches)])
-    tokens, positions = model.embed(IMAGES), model.position(grid)
-    outputs = []
-    for index in (torch.arange(grid.tokens), order):
-        layers = [
-            (block, chosen(layer, index, grid.tokens), (grid,))
-            for block, layer in zip(model.blocks, positions, strict=True)
-        ]
-        *_, last = model.run_blocks(tokens[:, index], layers)
-        outputs.append(model.forward_head(model.norm(last)))
-    assert_same(outputs[1], outputs[0], 1e-12)
 
 
 @pytest.mark.slow

@@ -140,7 +140,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "classifier": lambda: transfer(tiny(), {}, classifier="no"),
     "images": lambda: attention_maps(tiny(), [[1.0]]),
     "stage": lambda: position_correlations(tiny(), stage=1.0),
-    "border": lambda: translation_error(tiny(), IMAGES, border=None),
     "shifts": lambda: translation_error(tiny(), IMAGES, shifts=()),
 }  # fmt: skip
 

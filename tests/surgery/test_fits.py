@@ -69,8 +69,6 @@ def assert_exact(model, old, x):
         (("mlp_bias", "default"), ("relative_bias", "default")),
         (("sandwich", "default"), ("mirrored_bias", "default")),
         (("mirrored_bias", "default"), ("relative_bias", "default")),
-        (("factorized", "default"), ("windowed", "default")),
-        (("factorized", "default"), ("cropped", "default")),
         (("sinusoidal_2d", "default"), ("sinusoidal_2d", "concatenation")),
         (("shared_relative_bias", "default"), ("relative_bias", "default")),
         (("learnable", "lape"), ("learnable", "lape")),

@@ -108,9 +108,9 @@ WRAPPERS = {
     "weight norm": (_apply(parametrizations.weight_norm), COMPUTED, WEIGHTS),
     "spectral norm": (_apply(parametrizations.spectral_norm), COMPUTED, WEIGHTS),
     # facebookresearch/ToMe#40, ultralytics/ultralytics#26132
-    "block.forward": (_patch("blocks.0.forward"), "blocks.0.forward is the function .* not that of its class", CODE),
-    "attn.forward": (_patch("blocks.1.attn.forward"), "blocks.1.attn.forward is the function .* not that", CODE),
-    "forward_features": (_patch("forward_features"), "forward_features is the function .* not that of its", CODE),
+    "block.forward": (_patch("blocks.0.forward"), "blocks.0.forward is the function .* not its class's own", CODE),
+    "attn.forward": (_patch("blocks.1.attn.forward"), "blocks.1.attn.forward is the function .* not its class", CODE),
+    "forward_features": (_patch("forward_features"), "forward_features is the function .* not its class", CODE),
     "hook": (
         _on("blocks.0", "register_forward_hook", _double),
         "blocks.0._forward_hooks is the function _double",
@@ -180,7 +180,7 @@ def _resized_part(model):
     return graticule.resize(nn.ModuleDict({"backbone": model}), 48)["backbone"]
 
 
-#: Operation -> a host, a function of it, and whether its outputs are those of the host.
+#: Operation -> a host, a function of it, and whether its outputs are the host's.
 OPERATIONS = {
     "convert": (_timm, graticule.convert, True),
     "resize": (_timm, lambda model: graticule.resize(model, 48), False),
@@ -289,11 +289,12 @@ def test_a_hook_of_all_modules_is_refused():
     assert graticule.convert(model)(images()).isfinite().all()
 
 
-def test_a_bias_is_not_fitted_to_the_weights_below_a_low_rank_update():
-    fitted = []
+def test_a_bias_is_fitted_to_the_weights_with_their_low_rank_update():
+    tables = []
     for wrap in (lambda model: None, WRAPPERS["LoRA"][0]):
         model = _timm()
         wrap(model)
-        attached = graticule.attach(model, "relative_bias", example=images(batch=2), remove="pos_embed")
-        fitted.append([fit.fitted for fit in attached.graticule.certificate.fits])
-    assert fitted == [[True], [False]]
+        attached = graticule.attach(model, "relative_bias", example=images(batch=2), remove="pos_embed").graticule
+        assert [fit.fitted for fit in attached.certificate.fits] == [True]
+        tables.append(next(attached.position.parameters()))
+    assert not torch.allclose(*tables)

@@ -201,7 +201,7 @@ def test_unsupported_models_are_refused_and_nothing_is_written(lape, tmp_path):
         (lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be one of batch, sides"),
         (lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
         (lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
-        (matrix, "model.onnx", {"dynamic": ["sides"]}, "the encoding 'liere' in this format, which has no"),
+        (matrix, "model.onnx", {"dynamic": ["sides"]}, "`model` must be one whose operators ONNX has, got the error"),
         (spline, "model.pt2", {"dynamic": ["sides"]}, "`resampler` must not be 'geometric' in a program"),
     ]
     for model, file, options, message in cases:
@@ -327,6 +327,8 @@ def test_a_model_of_another_library_is_exported_for_a_size_or_refused(tmp_path):
         expected = model(x, interpolate_pos_encoding=True)
     torch.testing.assert_close(tokens, expected.last_hidden_state, rtol=0, atol=1e-5)
     torch.testing.assert_close(pooled, expected.pooler_output, rtol=0, atol=1e-5)
+    features = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, features_only=True, out_indices=[0])
+    assert export_function(features, tmp_path / "features.pt2").takes == "batch 1, height 32, width 32"
     text = transformers.BertModel(transformers.BertConfig(**small))
     both = transformers.CLIPModel(transformers.CLIPConfig(text_config=small, vision_config=sizes))
     fixed = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)

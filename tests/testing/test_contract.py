@@ -216,8 +216,6 @@ class Wrong(PatchBias):
         offsets = grid.offsets().to(self.slope)
         if self.fault == "text" and grid.ndim == 1:
             offsets = offsets @ torch.ones(2, 1)
-        if self.fault == "one_frame":
-            offsets = offsets / grid.ndim
         if self.fault == "permutation":
             offsets = offsets * torch.arange(grid.ndim, 0, -1)
         if self.fault == "points" and isinstance(grid, Points):
@@ -227,7 +225,7 @@ class Wrong(PatchBias):
         return self.slope[:, None, None] * offsets.square().sum(-1)
 
 
-@in_turn("fault", ["text", "one_frame", "permutation", "points", "crop"])
+@in_turn("fault", ["text", "permutation", "points", "crop"])
 def test_each_law_of_places_finds_a_fault(monkeypatch, fault):
     monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
     monkeypatch.setattr(Wrong, "crops", True, raising=False)

@@ -170,7 +170,7 @@ def test_code_that_fails_is_refused(code, message):
         "sinusoidal_1d(temperature=10000)",
         "sinusoidal_2d(temperature=10000, spread=0.02, order='mae')",
         "alibi(distance='euclidean')",
-        "alibi(distance='axes', slopes=(0.5, 0.2, 0.1))",
+        "alibi(distance='manhattan', slopes=(0.5, 0.2, 0.1))",
         "sandwich",
     ],
 )
@@ -262,5 +262,5 @@ def test_the_nearest_encoding_is_that_with_the_least_error_and_the_frequency_tha
     identity = identify(rotate)
     assert identity.encoding is None and identity.nearest == "rope(base=10000)"
     assert identity.difference == pytest.approx(error, rel=0.05)
-    assert f"frequency {index} of 32 is {factor:g} times that of the nearest" in identity.notes
-    assert f"frequency {index + 16} of 32 is {factor:g} times that of the nearest" in identity.notes
+    assert f"frequency {index} of 32 is {factor:g} times the frequency of the nearest" in identity.notes
+    assert f"frequency {index + 16} of 32 is {factor:g} times the frequency of the nearest" in identity.notes

@@ -6,9 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
-from timm.models.beit import Attention
-from timm.models.swin_transformer import WindowAttention
 from torch.nn.functional import interpolate
 
 from commands import run_command
@@ -349,35 +346,6 @@ def test_the_command_checks_position_code_in_a_file(tmp_path, capsys):
     assert status == 1 and "expected       failed" in written
     status, _, error = run_command(capsys, "check", f"{file}:bias", "--skip", "axes")
     assert status == 1 and "must be left out for position code, got one of them" in error
-
-
-def of_timm(x, grid, prefix, **options):
-    """Rotate by timm's table and function."""
-    rope = RotaryEmbeddingCat(16, in_pixels=False, **options)
-    table = rope.get_embed(list(grid)).to(x.dtype)
-    return torch.cat([x[..., :prefix, :], apply_rot_embed_cat(x[..., prefix:, :], table)], -2)
-
-
-def test_rotations_of_timm_pass_and_are_ours():
-    for options, encoding, kind in (
-        ({"temperature": 10_000.0}, "rope(base=10000)", "counted in patches"),
-        ({"temperature": 10_000.0, "ref_feat_shape": (16, 16)}, "rope(preset='eva02')", "half-open"),
-    ):
-        findings = outcomes(code(of_timm, prefix=1, expected=encoding, **options))
-        assert {name for name, (outcome, _) in findings.items() if outcome != "passed"} == set(), findings
-        assert kind in findings["coordinates"][1]
-
-
-def test_biases_of_timm_pass():
-    windows = WindowAttention(16, 2, window_size=(4, 6))
-    beit = Attention(16, 2, window_size=(4, 6))
-    for table in (windows.relative_position_bias_table, beit.relative_position_bias_table):
-        torch.nn.init.normal_(table)
-    for compute, prefix in ((windows._get_rel_pos_bias, 0), (beit._get_rel_pos_bias, 1)):
-        findings = outcomes(BiasCode(lambda _, compute=compute: compute(), prefix, grids=((4, 6),)))
-        assert {findings[law][0] for law in ("axes", "shift", "repetition")} == {"passed"}
-        assert findings["prefix"][0] == ("passed" if prefix else "not applicable")
-        assert "failed" not in {outcome for outcome, _ in findings.values()}
 
 
 # Code that resamples a table

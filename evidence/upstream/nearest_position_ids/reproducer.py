@@ -3,7 +3,7 @@
 import torch
 from transformers.vision_utils import get_vision_nearest_position_ids as position_ids
 
-for side in (14, 70):  # those of released MiniCPM-V
+for side in (14, 70):  # the sides of released MiniCPM-V
     sizes = torch.tensor([(height, side) for height in range(1, 257)])
     print("released:", int((position_ids(sizes, side) * torch.arange(1, sizes.prod(1).sum() + 1) % 9973).sum()))
 wrong = position_ids(torch.tensor([[27, 27]]), 27) != torch.arange(27 * 27)

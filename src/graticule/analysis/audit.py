@@ -46,7 +46,6 @@ class AuditBar:
         self.bar = progress and progress(total=round(total), unit="img")
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
-        """Run a view."""
         return self.step(name, len(images) * self._cost(tuple(images.shape[2:])), lambda: view.run(images, edit))
 
     def step(self, name: str, passes: float, work: Callable[[], T]) -> T:
@@ -165,7 +164,6 @@ class Audit(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The number and the size of the images."""
         return f"{self.images} images of {by(self.img_size)}; [95 %], ± standard errors; change in spreads of features"
 
     def summary(self) -> list[tuple[str, ...]]:

@@ -76,12 +76,10 @@ class DebiasCertificate(PrintedTable):
 
     @property
     def nothing(self) -> bool:
-        """True if there was nothing to remove."""
         return self.components is None
 
     @property
     def heading(self) -> str:
-        """The method, and the number of images."""
         what = "nothing to remove" if self.nothing else f"{self.method}, {self.components} components"
         count = f"{self.images} of {self.total} images, held out" if self.total else f"{self.images} images"
         return f"{what}; {count}; intervals of 95 %"

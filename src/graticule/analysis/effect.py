@@ -107,7 +107,6 @@ class FeatureComparison:
             self.parts.setdefault(name, []).append(part.cpu())
 
     def effect(self) -> Effect:
-        """Return the effect on all images."""
         values = {name: torch.cat(parts) for name, parts in self.parts.items()}
         if "gallery" in values:
             gallery, queries, labels = (values.pop(name) for name in ("gallery", "queries", "labels"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,52 +38,26 @@ class Translation(PrintedTable):
 
     Args:
         grids: of every layer.
-        by_edge: mean square differences over the spread, summed over the tokens by their distance to the nearest
-            edge, before or after the shift; one array per layer.
-        counts: the number of those tokens, over all shifts.
+        inside: e_l over the tokens that are not on the border, (L,); NaN if all are. A token is on the border if it is
+            at an edge before or after the shift.
+        at_border: e_l over the tokens on the border, (L,).
+        all_patches: e_l over all patches, (L,).
         prefix: the same root as e_l for the prefix tokens, which should not change; NaN without prefix tokens.
         logits: the same for the logits, whose spread is that over images; NaN for a model without a head.
         flips: share of images whose top-1 class changes, mean over shifts; NaN for a model without a head.
         shifts: in patches of the coarsest grid, (down, right), or of all axes of a video.
         images: number of images.
-        border: a token belongs to the border if it is less than `border` patches from an edge, before or after the
-            shift.
     """
 
     grids: tuple[Grid, ...]
-    by_edge: tuple[Array, ...]
-    counts: tuple[Array, ...]
+    inside: Array
+    at_border: Array
+    all_patches: Array
     prefix: Array
     logits: float
     flips: float
     shifts: tuple[Shift, ...]
     images: int
-    border: int = 1
-
-    @cached_property
-    def inside(self) -> Array:
-        """e_l over the tokens that are not on the border, (L,); NaN if all are."""
-        return self._root(self.border, None)
-
-    @cached_property
-    def at_border(self) -> Array:
-        """e_l over the tokens on the border, (L,)."""
-        return self._root(0, self.border)
-
-    @cached_property
-    def all_patches(self) -> Array:
-        """e_l over all patches, (L,)."""
-        return self._root(0, None)
-
-    def profile(self, layer: int) -> Array:
-        """Return e_l by distance to the nearest edge, from 0 up, in patches; NaN for distances without tokens."""
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(self.by_edge[layer] / self.counts[layer])
-
-    def _root(self, low: int, high: int | None) -> Array:
-        with np.errstate(invalid="ignore"):
-            pairs = zip(self.by_edge, self.counts, strict=True)
-            return np.array([np.sqrt(s[low:high].sum() / n[low:high].sum()) for s, n in pairs])
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: `COLUMNS`, then every layer."""
@@ -98,20 +71,15 @@ class Translation(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """One sentence about the logits."""
         if np.isnan(self.logits):
             return "the model has no head, so there are no logits."
         return f"logits {self.logits:.3f} of their spread over images; top-1 changes for {100 * self.flips:.1f} %."
 
     def save(self, path: str | Path) -> Path:
         """Write all numbers to `path` as .npz, completely or not at all; returns the path."""
-        profiles = np.full((len(self.grids), max(map(len, self.by_edge))), np.nan)
-        for layer, sums in enumerate(self.by_edge):
-            profiles[layer, : len(sums)] = self.profile(layer)
         arrays = {
             "grids": np.array([[*grid.shape, grid.prefix] for grid in self.grids]),
             "border": self.at_border,
-            "profiles": profiles,
             "shifts": np.array(self.shifts),
             **{name: getattr(self, name) for name in ("inside", "all_patches", "prefix", "logits", "flips", "images")},
         }
@@ -119,17 +87,15 @@ class Translation(PrintedTable):
 
 
 @checked
-def translation_error(
-    model: nn.Module, images: Tensor, shifts: Sequence[Shift] | None = None, border: int = 1
-) -> Translation:
+def translation_error(model: nn.Module, images: Tensor, shifts: Sequence[Shift] | None = None) -> Translation:
     """Measure the error of translation equivariance of each layer of `model`, and of invariance of its logits.
 
     The image is rolled: patches that leave it on one side enter on the other. So both images consist of the same
     patches, and only position information can distinguish them. That holds if the sides are multiples of the coarsest
     patch; others, which Swin and CCT pad, are refused, because no shift moves all patches.
     An encoding that is equivariant on an infinite image is not exactly so here: for a relative one, two patches on
-    either side of the seam change their offset. The distances to an edge are those to the image's edges before and
-    after the shift, where zero padding has an effect; the seam is one of them.
+    either side of the seam change their offset. Edges are the image's before and after the shift, where zero padding
+    has an effect; the seam is one of them.
 
     Reference: CPVT (Chu et al., 2023), appendix A, which argues it without a measurement.
 
@@ -140,7 +106,6 @@ def translation_error(
             multiples of the model's coarsest patch.
         shifts: (down, right), in patches of the model's coarsest grid; negative values shift up or left. By default
             one patch down, one to the right, and both; for a video one patch along each axis, and along all.
-        border: as in `Translation`.
 
     Raises:
         ValueError: if `images` are not at least two, their sides are not whole patches, a shift moves nothing, or a
@@ -156,8 +121,6 @@ def translation_error(
         shifts = [*map(tuple, np.eye(axes, dtype=int).tolist()), (1,) * axes]
     if not shifts:
         raise ValueError("`shifts` must be at least one, got none.")
-    if border < 0:
-        raise ValueError(f"`border` must not be negative, got {border}.")
     view = view_of(model, tuple(images.shape[2:]))
     coarsest = whole_patches(model, view.img_size)
     for shift in shifts:
@@ -168,8 +131,7 @@ def translation_error(
     dims = tuple(range(-axes, 0))
     first = view.run(images)
     before, logits = first.layers, first.logits
-    sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
-    counts: list[Array] = [np.zeros_like(total) for total in sums]
+    sums, counts = np.zeros((2, len(before), 2))  # of the tokens inside and on the border
     prefix = np.array([0.0 if grid.prefix else np.nan for _, grid in before])
     change = flips = 0.0 if logits is not None else float("nan")
     for shift in shifts:
@@ -181,27 +143,28 @@ def translation_error(
             step = tuple(move * side // coarse for move, side, coarse in sides)
             errors = (grid.to_map(new) - grid.to_map(old).roll(step, dims)).double().square().sum(1)
             spread = _spread(grid.split(old)[1].flatten(0, 1))
-            edge = _edges(grid, step)
-            for distance in range(len(sums[layer])):
-                chosen = errors[:, edge == distance]
-                sums[layer][distance] += float(chosen.mean(0).sum() / spread)
-                counts[layer][distance] += chosen.shape[1]
+            border = _border(grid, step)
+            for place, chosen in enumerate((errors[:, ~border], errors[:, border])):
+                sums[layer, place] += float(chosen.mean(0).sum() / spread)
+                counts[layer, place] += chosen.shape[1]
             if grid.prefix:
                 still, now = grid.split(old)[0].flatten(1), grid.split(new)[0].flatten(1)
                 prefix[layer] += float((now - still).double().square().sum(1).mean() / _spread(still))
         if logits is not None and second.logits is not None:
             change += float((second.logits - logits).double().square().sum(1).mean() / _spread(logits))
             flips += float((second.logits.argmax(1) != logits.argmax(1)).double().mean())
+    with np.errstate(invalid="ignore"):
+        inside, at_border = np.sqrt(sums / counts).T
     return Translation(
         grids=tuple(grid for _, grid in before),
-        by_edge=tuple(sums),
-        counts=tuple(counts),
+        inside=inside,
+        at_border=at_border,
+        all_patches=np.sqrt(sums.sum(1) / counts.sum(1)),
         prefix=np.sqrt(prefix / len(shifts)),
         logits=float(np.sqrt(change / len(shifts))),
         flips=flips / len(shifts),
         shifts=tuple(shifts),
         images=len(images),
-        border=border,
     )
 
 
@@ -226,11 +189,10 @@ def _spread(features: Tensor) -> Tensor:
     return (features - features.mean(0)).square().sum(1).mean().clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _edges(grid: Grid, step: Shift) -> Tensor:
-    """Return the distance of each token of the shifted image to the nearest edge, after or before the shift, (H, W)."""
-    nearest = []
+def _border(grid: Grid, step: Shift) -> Tensor:
+    """Return whether each token of the shifted image is at an edge, after or before the shift, (H, W)."""
+    at_edge = []
     for side, move in zip(grid.shape, step, strict=True):
         place = torch.arange(side)
-        here, there = (torch.minimum(p, side - 1 - p) for p in (place, (place - move) % side))
-        nearest.append(torch.minimum(here, there))
-    return torch.stack(torch.meshgrid(*nearest, indexing="ij")).amin(0)
+        at_edge.append(torch.isin(torch.stack([place, (place - move) % side]), torch.tensor([0, side - 1])).any(0))
+    return torch.stack(torch.meshgrid(*at_edge, indexing="ij")).any(0)

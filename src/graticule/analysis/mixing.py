@@ -67,7 +67,6 @@ class MixingMap(Mixing):
 
     @property
     def groups(self) -> int:
-        """Return the number of groups."""
         return len(self.weights)
 
     def distance(self) -> float:

@@ -118,7 +118,6 @@ class PositionShare(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The number and the size of the images."""
         return f"{self.images} images of {' x '.join(map(str, self.img_size))}; shares in %, with intervals of 95 %"
 
     def summary(self) -> list[tuple[str, ...]]:
@@ -172,7 +171,6 @@ class ShareSums:
         return self
 
     def shares(self) -> dict[str, Estimate]:
-        """Return the shares 'total', 'linear', 'additive' and 'rest'."""
         used = self.count > 0
         count, squares, sums = self.count[used], self.squares[used], self.positions[used].double()
         parts = [sums, *(basis.T @ sums for basis in self.bases.values()), self.means[used].double()[:, None]]
@@ -265,7 +263,6 @@ class LayerShares:
         return self
 
     def share(self) -> PositionShare:
-        """Return the shares."""
         layers = [sums.shares() for sums in self.sums]
         shares: dict[str, Any] = {name: Estimate(*np.array([layer[name] for layer in layers]).T) for name in layers[0]}
         norms = [torch.cat(sums.norms).double() for sums in self.sums]

@@ -198,7 +198,6 @@ class Correlations(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The sentence about the range over the layers."""
         return self.verdict
 
     def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:

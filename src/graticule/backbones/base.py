@@ -71,7 +71,6 @@ class Backbone(StagedModel, HubModel):
         return backbone_config(self, preprocessing)
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the classifier."""
         return self.head
 
     @checked
@@ -178,7 +177,6 @@ class Backbone(StagedModel, HubModel):
         return take
 
     def remove_norm(self) -> None:
-        """Remove the final norm."""
         self.norm = nn.Identity()
 
     def remove_head(self) -> None:

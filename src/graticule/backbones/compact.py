@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checkpoints.layouts import rename_start
 from graticule.layers.block import Block
 from graticule.layers.tokenizers import Patches, Tokenizer
 from graticule.position.grid import Grid
@@ -20,17 +20,8 @@ from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.registry.fields import Channels, Depth, LayerIndex, ShareBelowOne, Side, SmallCount
 
-#: Our names, and the names in the authors' code.
-_NAMES = {
-    "patch_embed.proj": "tokenizer.conv_layers.0.0",
-    "patch_embed.conv_layers": "tokenizer.conv_layers",
-    "cls_token": "classifier.class_emb",
-    "pos_embed": "classifier.positional_emb",
-    "norm": "classifier.norm",
-    "attn_pool": "classifier.attention_pool",
-    "head": "classifier.fc",
-}
-_BLOCK = {"norm1": "pre_norm", "attn": "self_attn", "norm2": "norm1", "mlp.fc1": "linear1", "mlp.fc2": "linear2"}
+#: The patches as the authors' code has them, one convolution of the tokenizer.
+_PATCHES = "patch_embed.proj", "patch_embed.conv_layers.0.0"
 
 
 class CompactTransformer(VisionTransformer):
@@ -50,6 +41,19 @@ class CompactTransformer(VisionTransformer):
     """
 
     encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in the authors' code
+    published_parts = (
+        ("patch_embed", "tokenizer"),
+        ("cls_token", "classifier.class_emb"),
+        ("pos_embed", "classifier.positional_emb"),
+        ("norm", "classifier.norm"),
+        ("attn_pool", "classifier.attention_pool"),
+        ("head", "classifier.fc"),
+        ("blocks.*.norm1", "classifier.blocks.*.pre_norm"),
+        ("blocks.*.attn", "classifier.blocks.*.self_attn"),
+        ("blocks.*.norm2", "classifier.blocks.*.norm1"),
+        ("blocks.*.mlp.fc1", "classifier.blocks.*.linear1"),
+        ("blocks.*.mlp.fc2", "classifier.blocks.*.linear2"),
+    )
 
     def __init__(
         self,
@@ -94,25 +98,12 @@ class CompactTransformer(VisionTransformer):
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of the authors' code."""
-        if match := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):
-            name = next(name for name, published_part in _BLOCK.items() if published_part == match[2])
-            return f"blocks.{match[1]}.{name}.{match[3]}"
-        convolutions = isinstance(self.patch_embed, ConvolutionalTokenizer)
-        for name, published_part in _NAMES.items():
-            if name.startswith("patch_embed") and convolutions != name.endswith("conv_layers"):
-                continue
-            if published == published_part or published.startswith(published_part + "."):
-                return name + published.removeprefix(published_part)
-        return published
+        name = super().own_name(published)
+        return rename_start(name, *_PATCHES[::-1]) if isinstance(self.patch_embed, Patches) else name
 
     def published_name(self, name: str) -> str:
         """Return the name of a parameter in the authors' code."""
-        if match := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", name):
-            return f"classifier.blocks.{match[1]}.{_BLOCK[match[2]]}.{match[3]}"
-        for part, published_part in _NAMES.items():
-            if name == part or name.startswith(part + "."):
-                return published_part + name.removeprefix(part)
-        return name
+        return super().published_name(rename_start(name, *_PATCHES))
 
 
 class CompactBlock(Block):

@@ -79,7 +79,6 @@ class ConVit(VisionTransformer):
         return self.patch_embed.grid(image)
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of the patches."""
         return [grid]
 
     def embed(self, x: Tensor, stage: int = 0) -> Tensor:

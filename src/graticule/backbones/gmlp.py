@@ -21,7 +21,7 @@ class GMlp(SingleStage):
     """gMLP with any mixing encoding instead of its dense token layer; a pyramid of one stage.
 
     With 'sgu' it is gMLP as published, and as in timm; with 'lrpe_m', 'lrpe', 'glrpe', 'gqpe' or 'ggqpe' it is
-    that of PosMLP's Tables 1 and 3. The gating unit's norm is for the dense matrix and the tables: with a
+    the gMLP of PosMLP's Tables 1 and 3. The gating unit's norm is for the dense matrix and the tables: with a
     softmax it is harmful (PosMLP, section 5.3). Parameter names are timm's, except in the position encoding.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021); PosMLP (Wang et al., 2022), Tables 1 and 3.

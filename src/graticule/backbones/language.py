@@ -37,12 +37,10 @@ class TextCache:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens so far."""
         return self.layers[0].length
 
     @property
     def capacity(self) -> int:
-        """Return the maximum number of tokens."""
         return self.layers[0].capacity
 
     @property

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
+from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
@@ -15,7 +17,7 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import init_weights
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
-from graticule.layers.parts import norm_layer_of
+from graticule.layers.parts import for_timm, norm_layer_of
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
@@ -120,7 +122,8 @@ class PosMlp(Pyramid):
         self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         act_layer = act_layer or nn.GELU
-        stem: nn.Module = LinearPatchEmbed(self.in_chans, dims[0])
+        # the norm of linear patches has an eps of 1e-5, whatever the model's is, as in the released code
+        stem: nn.Module = PatchEmbed(None, 4, self.in_chans, dims[0], nn.LayerNorm)
         if patch_embedding == "conv":
             stem = ConvPatchEmbed(self.in_chans, dims[0], stem_norm, act_layer)
         merging: Callable[[int, int], nn.Module] = LinearPatchMerging
@@ -254,22 +257,6 @@ class ConvPatchEmbed(nn.Module):
         return x.flatten(2).transpose(1, 2)
 
 
-class LinearPatchEmbed(nn.Module):
-    """A patch embedding for patches of 4 without overlap: a linear layer and the LayerNorm of the released code.
-
-    Reference: PosMLP (Wang et al., 2022), Table 10, "PE Linear".
-    """
-
-    def __init__(self, in_chans: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, 4, stride=4)
-        self.norm = nn.LayerNorm(dim)  # eps is 1e-5, whatever the model's is, as in the released code
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (B, C, height, width) to tokens (B, N, D)."""
-        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
-
-
 class ConvPatchMerging(nn.Module):
     """A patch merging: a 3 x 3 convolution of stride 2, by default to twice the channels, followed by a norm.
 
@@ -292,23 +279,18 @@ class ConvPatchMerging(nn.Module):
         return _normalized(self.norm, self.conv(x)).flatten(2).transpose(1, 2)
 
 
-class LinearPatchMerging(nn.Module):
-    """A patch merging that concatenates four neighbors, normalizes them and maps 4D channels to 2D.
-
-    The order of the neighbors is (even row, even column), (odd, even), (even, odd), (odd, odd).
+class LinearPatchMerging(PatchMerging):
+    """A patch merging that concatenates four neighbors, normalizes them and maps 4D channels to 2D: timm's for Swin.
 
     Reference: PosMLP (Wang et al., 2022), Table 10, "PM Linear"; Swin Transformer (Liu et al., 2021).
     """
 
     def __init__(self, dim: int, out_dim: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, eps=1e-6)
-        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
+        super().__init__(dim, out_dim, for_timm(partial(nn.LayerNorm, eps=1e-6)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
-        x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, D, H / 2, 2, W / 2, 2)
-        return self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
+        return super().forward(x.movedim(1, -1)).flatten(1, 2)
 
 
 def _norm(kind: ConvNorm, channels: int) -> nn.Module:

@@ -83,7 +83,6 @@ class Size:
 
     @property
     def kind(self) -> type[Backbone]:
-        """Return the class of the model."""
         assert self.backbone is not None
         return self.backbone
 
@@ -114,7 +113,6 @@ class Size:
         return (size, size) if isinstance(size, int) else (size[0], size[1])
 
     def configuration(self) -> dict[str, Any]:
-        """Return timm's configuration of the model."""
         channels, classes = self.argument("in_chans", 3), self.argument("num_classes", 1000)
         color = channels == 3
         return {
@@ -409,7 +407,6 @@ class _BackboneConfig(Architecture):
 
 @register_kind("backbone")
 def open_backbone(config: Path, weights: Path | None) -> nn.Module:
-    """Open a backbone."""
     described = read_typed(config, _BackboneConfig)
     model = build_backbone(config, described)
     for word in CHOICES:

@@ -164,7 +164,6 @@ class SamVisionTransformer(VisionTransformer):
         return {**state, "pos_embed": table.flatten(1, 2)} if table is not None and table.ndim == 4 else state
 
     def released_layout(self) -> dict[str, Tensor]:
-        """Return the state dict in timm's layout."""
         state = renamed_state_dict(self)
         if "pos_embed" in state:
             state["pos_embed"] = state["pos_embed"].unflatten(1, self.grid.shape)

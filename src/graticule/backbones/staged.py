@@ -148,7 +148,6 @@ class StagedModel(TokenModel):
         return torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
-        """Build the final norm and the classifier."""
         self.norm = norm_layer(self.num_features)
         self.head = self._classifier()
 
@@ -166,7 +165,6 @@ class StagedModel(TokenModel):
         return stage_list.blocks if isinstance(stage_list, Stage) else cast("nn.ModuleList", stage_list)
 
     def block(self, stage: int, index: int) -> nn.Module:
-        """Return a block of a stage."""
         return self.stage_blocks(stage)[index]
 
     def layer_grids(self, grid: Grid) -> list[Grid]:

@@ -123,7 +123,6 @@ class SwinTransformerV2(SwinTransformer):
         return renamed
 
     def released_layout(self) -> dict[str, Tensor]:
-        """Return the state dict in timm's layout."""
         state = renamed_state_dict(self)
         for name in [name for name in state if _is_reference(name)]:
             del state[name]

@@ -354,7 +354,6 @@ class DistilledVisionTransformer(VisionTransformer):
         self.distilled_training = enable
 
     def get_classifier(self) -> Any:
-        """Return both classifiers."""
         return self.head, self.head_dist
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:

@@ -291,7 +291,7 @@ def _fit(module: Any, state: dict[str, Any], source: Any = None, first: Shape | 
             windows[by(buffer.flatten().tolist())] = name.endswith(".reference")
     arguments = (getattr(module, "created", None) or {}).get("arguments", {})
     if any(windows.values()) and "window_size" in arguments and "pretrained_window_sizes" not in arguments:
-        assumed = f"{', '.join(windows)} is assumed, that of the model; give others as `pretrained_window_sizes`"
+        assumed = f"{', '.join(windows)} is assumed, as in the model; give others as `pretrained_window_sizes`"
         _warn(f"{source or 'the file'} does not say the windows that it was trained with: {assumed}.")
     return file._replace(tensors={name: value for name, value in values.items() if not name.endswith(_COMPUTED)})
 
@@ -327,7 +327,7 @@ def table_grids(position: Position, file: FileTensors, first: Shape | None) -> d
         elif _is_of(module, leaf, value, grid) and any(_is_of(module, leaf, value, shape) for shape in _others(grid)):
             assumed.setdefault(by(grid), file.sources.get(target, target))
     for shape, name in assumed.items():
-        _warn(f"{name} does not say what grid it is for: {shape}, that of the model, is assumed; `grid` gives another.")
+        _warn(f"{name} does not say what grid it is for: {shape}, as in the model, is assumed; `grid` gives another.")
     if not used:
         raise ValueError(f"`grid` must be the grid of a table in the file, in patches, got {first}.")
     return grids

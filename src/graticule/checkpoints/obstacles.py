@@ -81,7 +81,7 @@ _RATES = (".p", ".drop_prob", ".prob", "attn_drop", "drop_rate", "drop_path_rate
 
 
 def check_savable(model: nn.Module, skeleton: nn.Module | None = None) -> None:
-    """Check that a file can hold a model, and warn of what is not saved with it.
+    """Check that a file can hold a model, and warn of properties that are not saved with it.
 
     Not saved are hooks, functions, rates of training, the dtype, and which parameters are frozen.
 

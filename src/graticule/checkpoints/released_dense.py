@@ -77,12 +77,9 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
 
 
 def rename_state(published: Mapping[str, Tensor], features: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a published state dict under our names, except for the backbone, which its family renames.
+    """Return a published state dict under the names in `state`, a model's, in which feature maps start with `features`.
 
-    Args:
-        published: the state dict.
-        features: prefix of the names of the feature maps in the model.
-        state: the state dict of the model.
+    The backbone keeps its published names, which its family renames.
     """
     values = dict(published)
     for name in [name for name in values if re.search(r"\.gamma[12]$", name)]:

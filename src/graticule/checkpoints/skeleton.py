@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -49,7 +49,7 @@ _MISSING = "absent"
 COMPARED: Any = (bool, int, float, str, Tensor, tuple, list, type(None))
 _SIMPLE = (bool, int, float, str, tuple)
 #: What code is expected to be: hooks, attributes that an instance has instead of its class, and other functions.
-CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "that of its class", "that of its library"
+CODE = EMPTY, OF_CLASS, OF_LIBRARY = "empty", "its class's own", "its library's own"
 #: Libraries whose classes and functions are known. Code of others is theirs only if one of their modules imports it.
 _LIBRARIES = ("graticule.", "timm.", "torch.", "transformers.")
 #: Where what is no function has the function that it calls.
@@ -101,15 +101,11 @@ def build_skeleton(build: Callable[[], nn.Module]) -> nn.Module:
 def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice: str) -> None:
     """Check that a model differs from its skeleton in the values of its parameters only, and is in one mode.
 
-    Args:
-        model: the model.
-        skeleton: what its class builds.
-        settings: what the skeleton is built from, for the error.
-        advice: what to do, for the error.
+    The error has the `settings` that the skeleton is built from, and advice.
     """
     kind, library = type(model).__name__, type(model).__module__.partition(".")[0]
-    others = list(differences(model, skeleton))
-    for place, actual, expected in [_first_of_list(model, others)] if others else []:
+    if others := list(differences(model, skeleton)):
+        place, actual, expected = _outlier(model, others)
         raise ValueError(
             f"`model` must be a {kind} as {library} builds it from {settings}, but {place or 'the model'} is {actual}, "
             f"not {expected}{_cause(skeleton, place, expected)}; {advice}."
@@ -123,17 +119,17 @@ def check_as_built(model: nn.Module, skeleton: nn.Module, settings: str, advice:
             )
 
 
-def _first_of_list(model: nn.Module, others: list[Difference]) -> Difference:
-    """Return the first difference; of the block that a skeleton is read from, if all other blocks differ from that."""
-    place, actual, expected = others[0]
-    for index in re.finditer(r"(?<![^.])\d+(?![^.])", place):
-        start, end = place[: index.start()], place[index.end() :]
-        same = {f"{start}{n}{end}" for n, _ in enumerate(model.get_submodule(start.rstrip(".")).children())}
-        if len(same) > 2 and {other.place for other in others if other[1:] == (actual, expected)} & same == same - {
-            f"{start}0{end}"
-        }:
-            return Difference(f"{start}0{end}", expected, f"{actual} as in the others")
-    return others[0]
+def _outlier(model: nn.Module, others: Sequence[Difference]) -> Difference:
+    """Return the first difference; if most parts like it differ in the same way, the part that they were read from."""
+    _, actual, expected = others[0]
+    same = [place.rpartition(".")[::2] for place, *texts in others if texts == [actual, expected]]
+    parts = dict(model.named_modules(remove_duplicate=False))
+    # of one class, in one list
+    kinds = {(type(parts.get(owner)), owner.partition(".")[0]) for owner, _ in same}
+    alike = [(name, part) for name, part in parts.items() if (type(part), name.partition(".")[0]) in kinds]
+    leaves = sorted({leaf for _, leaf in same})
+    read = [f"{name}.{leaf}" for name, part in alike for leaf in leaves if _text(getattr(part, leaf, None)) == expected]
+    return Difference(read[0], expected, f"{actual} as in the others") if 0 < len(read) < len(same) else others[0]
 
 
 def check_untouched(model: nn.Module, place: str, value: Any, expected: Any) -> None:
@@ -394,7 +390,6 @@ def _kind(module: nn.Module, *both: nn.Module | None) -> str:
 
 
 def _texts(value: Any, other: Any) -> tuple[str, str]:
-    """Return two values as text."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
         if value.shape == other.shape:
             return "a tensor of other values", "what its class computes"

@@ -245,7 +245,6 @@ class Adapter(FeatureReader):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialize the weights as in ViT-Adapter's code."""
         nn.init.normal_(self.level_embed)
         for module in self.modules():
             if isinstance(module, nn.Linear):

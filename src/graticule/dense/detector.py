@@ -258,7 +258,6 @@ class Predictions(nn.Module):
 
     @property
     def backbone(self) -> Backbone:
-        """The backbone of the detector."""
         return self.model.backbone.backbone
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

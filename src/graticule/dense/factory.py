@@ -172,7 +172,6 @@ class _DenseConfig:
 @register_kind("segmenter")
 @register_kind("detector")
 def open_dense(config: Path, weights: Path | None) -> nn.Module:
-    """Open a segmentation model or a detector."""
     described = read_typed(config, _DenseConfig)
     create: Any = create_detector if described.graticule.kind == "detector" else create_segmenter
 

@@ -71,7 +71,6 @@ class Stages(FeatureReader):
         self.strides = tuple(patch << stage for stage in range(len(backbone.depths)))
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
-        """Return one map per stage."""
         return backbone.forward_intermediates(images, intermediates_only=True, crop=crop)
 
 
@@ -91,7 +90,6 @@ class LastMap(FeatureReader):
         self.strides = (square_patch(backbone.coarsest_patch),)
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
-        """Return a list of the one map."""
         return backbone.forward_intermediates(images, indices=1, norm=self.norm, intermediates_only=True, crop=crop)
 
 
@@ -339,7 +337,6 @@ class DenseModel(Checked, HubModel):
 
     @property
     def backbone(self) -> Backbone:
-        """The backbone."""
         features: Any = self.features
         return features.backbone
 

@@ -14,7 +14,7 @@ from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.fields import NotNegative, SmallCount
 
-Distance = Literal["euclidean", "manhattan", "squared", "axes"]
+Distance = Literal["euclidean", "manhattan", "squared"]
 Slopes = tuple[NotNegative, ...] | Literal["learned"] | None
 
 
@@ -36,14 +36,11 @@ class Alibi(BiasEncoding):
     - 'manhattan': |dy| + |dx|, so that the bias is the sum of one for rows and one for columns.
     - 'squared': dy^2 + dx^2, as in an ablation of LookHere (Fuller et al., 2024), here with the slopes of ALiBi. On
       large grids it needs four more channels per head instead of a table (`LowRank`).
-    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes of each half are those
-      for half the heads. More axes have equal parts of the heads. This form is ours.
 
     Reference: Train Short, Test Long (ALiBi, Press et al., 2022), section 3.
 
     Args:
-        num_heads: h, at least one per axis for 'axes'.
-        distance: 'euclidean', 'manhattan', 'squared' or 'axes'.
+        distance: 'euclidean', 'manhattan' or 'squared'.
         slopes: m_h of every head, or 'learned' as logarithms that start at the formula's slopes (default: the
             formula's). In the paper, trained slopes did not extrapolate as well.
     """
@@ -56,17 +53,9 @@ class Alibi(BiasEncoding):
         self, grid: Grid, num_heads: SmallCount, distance: Distance = "euclidean", slopes: Slopes = None
     ) -> None:
         super().__init__(grid, num_heads)
-        axes = len(grid.shape)
-        if distance == "axes" and num_heads < axes:
-            raise ValueError(f"`num_heads` must be at least {axes} where `distance` is 'axes', got {num_heads}.")
         self.distance = distance
-        if distance == "axes":
-            self.exempt = ("one_frame, permutation: heads are divided among the axes",)
-        self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
         if slopes is None or slopes == "learned":
-            self.initial_slopes = [
-                m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)
-            ]
+            self.initial_slopes = default_slopes(num_heads)
         elif len(slopes) != num_heads:
             raise ValueError(f"`slopes` must be one per head, {num_heads}, got {len(slopes)}.")
         else:
@@ -80,7 +69,6 @@ class Alibi(BiasEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize learned slopes with the formula."""
         if self.log_slopes is not None:
             self.log_slopes.copy_(self.initial.log())
 
@@ -98,11 +86,8 @@ class Alibi(BiasEncoding):
             bias = slope * offsets.square().sum(-1).sqrt()  # `norm` of one axis on `meta` is wrong in torch 2.11
         elif self.distance == "squared":
             bias = slope * offsets.square().sum(-1)
-        elif self.distance == "manhattan":
-            bias = slope * offsets.abs().sum(-1)
         else:
-            parts = zip(slope.split(self.heads), offsets.abs().unbind(-1), strict=True)
-            bias = torch.cat([factor * distance for factor, distance in parts])
+            bias = slope * offsets.abs().sum(-1)
         return grid.with_prefix_bias(bias.to(self.slopes.dtype))
 
     def low_rank(self, grid: Grid) -> LowRank | None:

@@ -27,7 +27,7 @@ class Causal(BiasEncoding):
     shared = True
     crops = True
     dense = False
-    exempt = ("one_frame, permutation: the first axis is time, also for an image",)
+    exempt = ("permutation: the first axis is time, also for an image",)
     like: Tensor
 
     def __init__(self, grid: Grid, num_heads: SmallCount) -> None:

@@ -71,7 +71,6 @@ class GlobalFilter(MixingEncoding):
         return old if value.shape[:axes] == _frequencies(old) else None
 
     def published_names(self) -> dict[str, str]:
-        """Return the name in GFNet's code."""
         return {"filter.complex_weight": "complex_weight", **super().published_names()}
 
     def resample(self, name: str, value: Tensor, old: Grid, new: Grid) -> Tensor:

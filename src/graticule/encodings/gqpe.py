@@ -91,7 +91,6 @@ class QuadraticMixing(MixingEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set centers and matrices to their initial values."""
         if self.start == "spread":
             center, diagonal = self._spread()
         else:
@@ -158,7 +157,6 @@ class QuadraticMixing(MixingEncoding):
 
 
 def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the products of coordinates."""
     products = [a * b for a, b in zip(first, second, strict=True)]
     return sum(products[1:], products[0])
 

@@ -85,7 +85,7 @@ class Irpe(BiasEncoding):
         self.head_dim, self.ratio = head_dim, ratio
         self.method, self.on, self.mode = method, on, mode
         if method in ("product", "cross"):
-            self.exempt = ("one_frame, permutation: buckets are of all axes, in their order",)
+            self.exempt = ("permutation: buckets are of all axes, in their order",)
         self.side = 2 * int(2 * ratio) + 1
         axes = len(grid.shape)
         buckets = (self.side**axes if method == "product" else self.side) + bool(grid.prefix)

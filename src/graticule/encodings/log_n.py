@@ -67,7 +67,6 @@ class LogN(Encoding):
 
     @classmethod
     def position(cls, stage: StageSpec, joining: Joining, **options: Any) -> Position:
-        """Build the position for the joined layers."""
         encoding = cls.build(replace(stage, depth=joining.layers), stage.within, options)
         return LogNPosition(encoding, stage.depth, joining.layer_indices)
 

@@ -46,7 +46,6 @@ class MlpBias(PatchBias):
         return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
-        """Return the name of a parameter in timm."""
         return (f"rel_pos.mlp.{name}",)
 
 

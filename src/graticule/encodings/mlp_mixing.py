@@ -69,7 +69,6 @@ class MlpMixing(MixingEncoding):
         return resize_rows(value.T, old.shape, new.shape, self.resampler).T if name == "fc2.weight" else value
 
     def published_names(self) -> dict[str, str]:
-        """Return the names in timm's mixers."""
         names = {f"mlp_tokens.{name}": name for name in ("fc1.weight", "fc1.bias", "fc2.weight")}
         return {**names, "mlp_tokens.fc2.bias": ""}
 

@@ -61,8 +61,6 @@ class Windowed(OwnGrid):
         resampler: resampler of the coarse table.
     """
 
-    exempt = ("one_frame: the first frame has the first entries of the window, of which there are as many as rows",)
-
     def __init__(
         self,
         grid: Grid,
@@ -103,8 +101,6 @@ class Cropped(OwnGrid):
         std: standard deviation of the initial values, a normal truncated at 2 (absolute).
         resampler: resampler of the whole table in evaluation.
     """
-
-    exempt = ("one_frame: the square that covers a video has as many frames as rows",)
 
     def __init__(
         self,

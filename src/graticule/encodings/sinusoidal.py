@@ -69,7 +69,7 @@ class Sinusoidal2d(FixedEncoding):
     """
 
     crops = True
-    exempt = ("one_frame, permutation: channels are divided among the axes",)
+    exempt = ("permutation: channels are divided among the axes",)
     variants: ClassVar = [{"order": order} for order in get_args(Order)]
 
     def __init__(

@@ -23,7 +23,7 @@ class AttentionMap:
     Args:
         layer: counted from 0 through all stages.
         weights: (B, heads, N, M), rows summing to 1. Where attention stays within windows, B counts windows.
-        queries: grid of the N queries; with windows, that of a window.
+        queries: grid of the N queries; with windows, the grid of a window.
         keys: grid of the M keys, which may be coarser.
         windows: (L, M), the tokens of each window of an image in the grid of the layer, -1 for padding; None if
             attention is over the whole grid.
@@ -37,7 +37,6 @@ class AttentionMap:
 
     @property
     def num_heads(self) -> int:
-        """Return the number of heads."""
         return len(self.weights[0])
 
     def patches(self, head: int, image: int = 0) -> Array:

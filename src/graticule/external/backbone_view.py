@@ -83,7 +83,6 @@ def _moved(function: Function, places: PatchIndices, into: Axes, out: Axes, x: T
 
 
 def _back(output: Any, places: PatchIndices, out: Axes) -> Any:
-    """Move the tokens of one tensor or several back."""
     if isinstance(output, Tensor):
         for axis in out:
             output = places.rows(output, axis)
@@ -100,7 +99,7 @@ class BackboneView(ModelView):
     """A backbone of this library.
 
     model: the backbone; it may be folded.
-    img_size: (height, width) in pixels; that of the model by default.
+    img_size: (height, width) in pixels; the model's by default.
     change: replaces the position information of the layers.
     """
 
@@ -125,7 +124,6 @@ class BackboneView(ModelView):
         return Pass(layers, logits)
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Return the patches of the model's features, (B, H * W, D), computed from the tokens of the layers."""
         with evaluating(self.model):
             return self.patches_of(self.model.features_of(layers), layers[-1][1])
 
@@ -139,7 +137,6 @@ class BackboneView(ModelView):
 
     @property
     def coarsest_patch(self) -> Size:
-        """(height, width) in pixels of a patch of the last layer."""
         return self.model.coarsest_patch
 
     def resized_to(self, img_size: Size) -> BackboneView:
@@ -239,7 +236,6 @@ class BackboneView(ModelView):
 
     @property
     def position_parameters(self) -> dict[str, int]:
-        """Map each kind of module of the position to the number of its own parameters."""
         counts: Counter[str] = Counter()
         for module in self.model.position.modules():
             counts[type(module).__name__] += sum(value.numel() for value in module.parameters(recurse=False))
@@ -248,7 +244,6 @@ class BackboneView(ModelView):
 
 @contextmanager
 def _holding(model: Backbone, position: Position) -> Iterator[None]:
-    """Give the model another position within the block."""
     original = model.position
     model.position = position
     try:
@@ -279,7 +274,6 @@ class _ChangedPosition(Position):
         return [position.merge(edit_after(layer, at)) for position, (layer, at) in zip(layers, grids, strict=True)]
 
     def set_grid(self, grid: Grid) -> None:
-        """Pass the grid to the position."""
         self.original.set_grid(grid)
 
 

@@ -90,7 +90,7 @@ class Debiased(HubModel):
 
     The model itself is unchanged; only what it returns is. `forward_features` returns its features with position
     removed from the patches, and `forward` its output from these: `forward_head` of the features if the model has it,
-    as those of timm and of this library, and otherwise the features. Prefix tokens are kept.
+    as models of timm and of this library have, and otherwise the features. Prefix tokens are kept.
 
     It folds, compiles and is exported like the model. If the model is a backbone of this library, it can be saved.
 
@@ -101,7 +101,7 @@ class Debiased(HubModel):
         method: the method that they were fitted by.
     """
 
-    #: Report of what is left of position and lost of content (`graticule.analysis.certificate.DebiasCertificate`).
+    #: Report of remaining position and lost content (`graticule.analysis.certificate.DebiasCertificate`).
     certificate: Any = None
 
     def __init__(self, backbone: nn.Module, patch: Size, removals: Mapping[str, nn.Module], method: str) -> None:
@@ -114,7 +114,6 @@ class Debiased(HubModel):
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
-        """timm's configuration of the model."""
         return getattr(self.backbone, "pretrained_cfg", None) or {}
 
     def grid_of(self, images: Tensor) -> Grid:

@@ -12,13 +12,14 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision import models
 
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
+from graticule.external.tracer import nested_tensors
 from graticule.external.transformers_folder import LAYERS, converted_or_itself, import_transformers, with_weights
 from graticule.hub.config import CHOICES, OF_TIMM, Preparation, built_from, prepare, record_input, used_by
 from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
@@ -27,6 +28,7 @@ from graticule.registry.checks import check_numbers, checked, known_name, printa
 from graticule.registry.fields import Bounded, Count, Depth, check_value, read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition
+from graticule.surgery.export import difference
 from graticule.system.memory import build_within_memory
 
 
@@ -50,17 +52,10 @@ class _Attached:
 
     def attach_to(self, module: Module) -> Module:
         """Attach the position to the module again, as initialized, and return the module."""
-        return attach(
-            module,
-            self.graticule.encoding,
-            self.graticule.joining,
-            blocks=self.attached.blocks,
-            norm=self.attached.norm,
-            patch_grid=self.attached.patch_grid,
-            remove=tuple(self.attached.remove),
-            example=torch.zeros(2, image_channels(module), *self.attached.image),
-            start="new",
-        )
+        words, arguments = self.graticule, dict(vars(self.attached))
+        example = torch.zeros(2, image_channels(module), *arguments.pop("image"))
+        arguments["remove"] = tuple(arguments["remove"])  # a list, before it is written
+        return attach(module, words.encoding, words.joining, **arguments, example=example, start="new")
 
 
 @dataclass(frozen=True)
@@ -129,12 +124,7 @@ _LIBRARIES: dict[str, tuple[Any, Any, Sequence[str]]] = {
 
 
 def build_host(text: str) -> Any:
-    """Build a module of timm or torchvision, with the weights of its initialization.
-
-    Args:
-        text: the library and the name, with options, such as 'timm:vit_tiny_patch16_224(img_size=64)' or
-            'torchvision:vit_b_16(num_classes=10)'.
-    """
+    """Build a module of timm or torchvision, such as 'torchvision:vit_b_16(num_classes=10)', with initial weights."""
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
     names, create, refused = _LIBRARIES[library]
@@ -167,7 +157,7 @@ def host_of(module: nn.Module) -> str:
     options: dict[str, Any] = {}
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)
     default: Any = timm.get_pretrained_cfg(name)
-    channels, *sides = default.input_size  # by default; that of the module follows its images
+    channels, *sides = default.input_size  # by default; the module's size follows its images
     if size is not None and list(size) != sides:
         options["img_size"] = tuple(size)
     for option, value, known in (
@@ -186,12 +176,8 @@ _TOLERANCE = 1e-3
 def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of config.json for a module with an attached position.
 
-    The module is rebuilt from it, with its weights, and must compute the same outputs.
-
-    Args:
-        module: the module; it is not changed.
-        host: the name that the module was built from, such as 'torchvision:vit_b_16'; modules of timm record it.
-        preprocessing: entries of timm's configuration.
+    The module is rebuilt from `host`, a name such as 'torchvision:vit_b_16' that modules of timm record, with its
+    weights, and must compute the same outputs. It is not changed.
     """
     words, created = described_attachment(module)
     host = host_of(module) if host is None else host
@@ -207,7 +193,8 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     else:
         again.load_state_dict(module.state_dict())
         with evaluating(module), evaluating(again):
-            if not _same(again(images), module(images)):
+            outputs, expected = ([*nested_tensors(part(images))] for part in (again, module))
+            if difference(outputs, expected) > _TOLERANCE:
                 problem = "which computes something else with the same weights"
     if problem:
         raise ValueError(
@@ -234,13 +221,6 @@ def open_attached(config: Path, weights: Path) -> nn.Module:
         prepare(module, described.pretrained_cfg)
         record_input(module, image_channels(module), described.attached.image)
     return load_own(module, weights)
-
-
-def _same(output: object, expected: object) -> bool:
-    if not isinstance(output, Tensor) or not isinstance(expected, Tensor) or output.shape != expected.shape:
-        return False
-    worst = float((output.float() - expected.float()).abs().max())
-    return worst <= _TOLERANCE * float(expected.float().abs().max().clamp(min=1e-12))
 
 
 @checked

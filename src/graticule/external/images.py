@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from graticule.layers.tokenizers import Fit, fit_for
@@ -103,9 +104,11 @@ def check_takes_images(model: nn.Module) -> None:
 def image_size(model: nn.Module) -> Size | None:
     """Return the (height, width) in pixels that a model is built for; None if it is not known.
 
-    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part. A model of packed
-    patches has that of its table.
+    It is stated by its stem, the model, timm's or transformers' configuration, or any part. A model of packed patches
+    has the size of its table.
     """
+    if isinstance(model, FeatureGetterNet) and (size := image_size(model.model)):
+        return size  # its own configuration has the usual one
     config: Any = getattr(model, "config", None)
     if hasattr(config, "num_patches"):
         return pair(math.isqrt(config.num_patches) * config.patch_size)

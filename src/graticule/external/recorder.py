@@ -47,7 +47,7 @@ class _Stop(Exception):
 
 @torch.no_grad()
 def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
-    """Run `model` up to an attention between all tokens or those of a window, and return its recording.
+    """Run `model` up to an attention between all tokens or all of a window, and return its recording.
 
     Args:
         images: (B, C, height, width).

@@ -219,7 +219,6 @@ def _resize(
 
 
 def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | None = None) -> nn.Module:
-    """Build a model of other sizes, without values."""
     config = deepcopy(model.config)
     with _refusals():
         resize_configs([config], size, patch, channels)
@@ -234,7 +233,7 @@ def _build(model: Any, size: Shape, patch: Shape | None = None, channels: int | 
 
 
 def _changes(built: nn.Module, other: nn.Module, size: Shape) -> _Changes:
-    """Return what differs in a model that its class builds for other sizes than those of `built`."""
+    """Return what differs in a model that its class builds for other sizes than `built` has."""
     olds, changes = dict(built.named_modules()), {}
     for name, part in other.named_modules():
         if name not in olds or type(olds[name]) is not type(part):
@@ -289,7 +288,7 @@ def _callable_parts(model: Any, image: Shape) -> list[Any]:
 
 
 def _run(model: Any, inputs: Any) -> None:
-    """Call a model, on shapes alone where its class allows it; errors are those of its call."""
+    """Call a model, on shapes alone where its class allows it; errors come from its call."""
     with suppress(Exception):
         copy = without_values(model)
         with evaluating(copy):
@@ -417,7 +416,7 @@ def _resample(
 
 
 def _set(model: nn.Module, path: str, new: Any) -> None:
-    """Set a parameter, buffer or attribute to that of another size; a parameter is the kernel of patches."""
+    """Set a parameter, buffer or attribute to its value for another size; a parameter is the kernel of patches."""
     values, key = _holder(model, path)
     old = values[key]
     if isinstance(new, nn.Parameter):

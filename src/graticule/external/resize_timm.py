@@ -86,7 +86,7 @@ def _complete_model(model: Any) -> Any:
         return model.model
     if not isinstance(model, FeatureDictNet):
         return model
-    # timm keeps only the parts, under other names: those of a list are on their own
+    # timm keeps only the parts, under other names: parts of a list are on their own
     parts: dict[str, Any] = {}
     for name, part in model.items():
         start, _, index = name.rpartition("_")
@@ -323,7 +323,7 @@ def _resize_convit(model: Any, size: Shape) -> None:
         part.rel_indices = indices.to(part.qk.weight)
     if gates and grid.height != grid.width:
         warnings.warn(
-            f"ConVit computes displacements for squares alone: those of {by(grid.shape)} patches are set, and are not "
+            f"ConVit computes displacements for squares alone: they are set for {by(grid.shape)} patches, and are not "
             "saved with the weights; graticule.convert(model).save_pretrained(folder) saves all.",
             stacklevel=2,
         )
@@ -402,7 +402,7 @@ def _resize_torchvision(model: Any, size: Shape) -> None:
 
 
 def _resize_hieradet(model: Any, size: Shape) -> dict[str, Shape]:
-    """Check the size for SAM 2's encoder, which resamples its table for each image, from that of training."""
+    """Check the size for SAM 2's encoder, which resamples its table of training for each image."""
     _tokens(size, model.patch_embed.proj.stride, model.pos_embed_window.shape[-2:], "windows")
     return {}
 

@@ -122,7 +122,7 @@ def _arguments(module: Any, grid: tuple[int, int], dtype: torch.dtype) -> tuple[
 
 
 class ReplacedRotation(nn.Module):
-    """Stands where a model of another library keeps its rotation, and returns that of an encoding in the same form.
+    """Replaces the rotation of a model of another library, and returns the rotation of an encoding in the same form.
 
     Angles have the dtype that the model computes them in, also under autocast. A frequency that differs from one of the
     model by the rounding of that dtype is the model's, so that its own dialect gives the same outputs. The rotation
@@ -221,7 +221,7 @@ def set_rotary(model: Model, encoding: str | Spec | tuple[Spec, ...] | None) -> 
     """Replace the rotation of queries and keys of a model of diffusers or transformers, in place, and return the model.
 
     All else stays the same object, and the dialect that the model has gives the same outputs, bit by bit on a CPU; on a
-    GPU those of DINOv3 and Qwen-Image differ by rounding. As `save_pretrained` of the library saves no rotation, call
+    GPU outputs of DINOv3 and Qwen-Image differ by rounding. As `save_pretrained` of the library saves no rotation, call
     this again once the model is loaded, before the parameters of a learned encoding are, `encoding...` at the name of
     the rotation.
 
@@ -275,6 +275,6 @@ def _build(encoding: str | Spec | tuple[Spec, ...], replaced: nn.Module) -> Repl
     if "reference_grid" in dict(rotary.named_buffers()):
         raise ValueError(f"`reference` must be given with `scaling`, the grid that {kind} was trained at, got none.")
     if FORMATS[kind].inputs == "coordinates" and rotary.coordinates.coordinates != "patches":
-        reason = f"with {kind}, which gets those of tokens and no grid, got {rotary.coordinates.coordinates!r}."
+        reason = f"with {kind}, which gets coordinates and no grid, got {rotary.coordinates.coordinates!r}."
         raise ValueError(f"`coordinates` must be 'patches' {reason}")
     return ReplacedRotation(rotary, replaced)

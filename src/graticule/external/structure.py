@@ -37,7 +37,7 @@ class PositionSite:
     index: its number among the uses of a pass.
     kind: its form.
     constant: its value at the size of the pass; None where terms of the queries are added to logits.
-    axes: axes of the tokens, counted from the end: one, rows and columns of a map, or those of queries and keys.
+    axes: axes of the tokens, counted from the end: one, rows and columns of a map, or queries and keys.
     sine: whether it is the factor of a rotation that is 0 for angle 0.
     source_parameters: names of the parameters and buffers that it is computed from.
     layer: index of the block that it is in, counted from 0; None outside of blocks.
@@ -122,7 +122,6 @@ class Structure:
 
     @property
     def grid(self) -> Grid:
-        """The grid after the first block."""
         return self.grids[0]
 
     @property
@@ -139,7 +138,7 @@ class Structure:
         return [site for site in self.sites if site.kind == kind]
 
     def ahead(self, tokens: int) -> int:
-        """Return the number of prefix tokens among `tokens` tokens; 0 if they are those of a window."""
+        """Return the number of prefix tokens among `tokens` tokens; 0 if they are in a window."""
         exact = [grid.prefix for grid in self.grids if grid.tokens == tokens]
         some = [tokens - grid.patches for grid in self.grids if 0 <= tokens - grid.patches <= grid.prefix]
         return next(iter([*exact, *some]), 0)
@@ -169,7 +168,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
 
     Args:
         model: takes images (B, C, height, width).
-        img_size: (height, width) in pixels; that of the model by default.
+        img_size: (height, width) in pixels; the model's by default.
         images: the images of the pass; two black ones by default.
 
     Raises:
@@ -253,7 +252,7 @@ def stem_map(tracer: PositionTracer, blocks: Sequence[str]) -> Tensor | None:
 
 
 def _grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
-    """Return the grid of the output of a block, a sequence (B, N, D) or a map; `before` is that of an earlier one.
+    """Return the grid of the output of a block, a sequence (B, N, D) or a map; `before` is the grid of an earlier one.
 
     Raises:
         Unavailable: if there is none.
@@ -280,7 +279,7 @@ def _grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
 def tokens_last(x: Tensor, module: nn.Module) -> bool:
     """Return whether channels are the last axis: of a sequence, or of a map (B, H, W, D) rather than (B, D, H, W).
 
-    The number of channels is that of a norm or a convolution of `module`, which returned it.
+    `module` returned it, and has a norm or a convolution of as many channels.
     """
     if x.ndim != 4:
         return True

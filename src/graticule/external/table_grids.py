@@ -33,8 +33,8 @@ _PREFIX = 16
 class Table:
     """A table of positions or displacements in a parameter.
 
-    Its rows are the axes of the parameter from `start` to `stop`, with `prefix` further rows: before those of
-    positions, as class tokens, and after those of displacements, as BEiT's. `patch` is the size of the patches of its
+    Its rows are the axes of the parameter from `start` to `stop`, with `prefix` further rows: before
+    positions, as class tokens, and after displacements, as BEiT's. `patch` is the size of the patches of its
     grid in pixels, and displacements are along some `axes` of that. What is left of an image is padded to a patch, as
     in the stages of LeViT, or dropped (`pads`).
     """

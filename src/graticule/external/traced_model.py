@@ -1,4 +1,4 @@
-"""Views of any model of images: that of a backbone, or of a model whose structure is found by a recorded pass."""
+"""Views of any model of images: a backbone, or a model whose structure is found by a recorded pass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TracedModel(ModelView):
     """A model whose structure is found by a recorded pass.
 
     model: maps images (B, C, height, width) to logits or features.
-    img_size: (height, width) in pixels; that of the model by default.
+    img_size: (height, width) in pixels; the model's by default.
 
     A view with another position has `constants` and `queries`, the changes of `PositionTracer`.
     """
@@ -61,7 +61,6 @@ class TracedModel(ModelView):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks of all stages."""
         return self.structure.modules()
 
     def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
@@ -103,11 +102,9 @@ class TracedModel(ModelView):
         return patches.flatten(2).mT, Grid(patches.shape[2], patches.shape[3])
 
     def grids(self, img_size: Size) -> list[Grid]:
-        """Return the grid after each layer, for images of `img_size`, found in a forward pass."""
         return list(self._at(img_size).grids)
 
     def _at(self, img_size: Size) -> Structure:
-        """Return the structure at a size."""
         if img_size not in self._structures:
             self._structures[img_size] = find_structure(self.model, img_size)
         return self._structures[img_size]
@@ -196,7 +193,6 @@ class TracedModel(ModelView):
 
     @property
     def position_parameters(self) -> dict[str, int]:
-        """Map each kind of position information to the number of its parameters."""
         return self.structure.position_parameters
 
     def _tracer(self, keep: bool = False) -> PositionTracer:
@@ -215,7 +211,7 @@ class TracedModel(ModelView):
 
 
 def take_position(structure: Structure, source: Structure, index: int, value: Tensor) -> Tensor:
-    """Replace the position information of each patch by that of the nearest patch of images of another size."""
+    """Give each patch the position information of the nearest patch of images of another size."""
     site, other = structure.at.get(index), source.at.get(index)
     if site is None or (site.kind == "relative terms" and site.constant is None):
         return value
@@ -282,13 +278,13 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
 def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     """Return the view of a backbone of this library, or of another model.
 
-    A model that `graticule.convert` takes is converted, so that its view is that of a backbone, with the same outputs;
+    A model that `graticule.convert` takes is converted, so that its view is a backbone's, with the same outputs;
     the structure of any other model is found by a recorded pass.
 
     Args:
         model: takes images (B, C, height, width).
-        img_size: (height, width) in pixels; that of the model by default. The view of a model of another library that
-            is built for another size is that of a copy.
+        img_size: (height, width) in pixels; the model's by default. A model of another library that is
+            built for another size is copied.
 
     Raises:
         ValueError: if no blocks are found, no image size is known, or the model refuses it.

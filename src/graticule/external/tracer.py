@@ -159,13 +159,11 @@ class PositionTracer(TorchFunctionMode):
             return call(self._model, images)
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a module of a list is called."""
         self._within.append(name)
         inputs = (*args, *kwargs.values())
         self._entered[name] = next((value for value in inputs if isinstance(value, Tensor)), None)
 
     def _leave(self, name: str, module: nn.Module, args: object, output: Any) -> None:
-        """Note that a module of a list returns."""
         self._within.pop()
         first = next(nested_tensors(output), None)
         if first is not None and first in self._facts:
@@ -237,7 +235,7 @@ class PositionTracer(TorchFunctionMode):
         return self._source_parameters.get(value, frozenset()) if name is None else frozenset((name,))
 
     def _passed_on(self, name: str, tensors: list[Tensor]) -> TensorFacts:
-        """Return the facts of what a function makes of some tensors."""
+        """Return the facts of a function's outputs for some tensors."""
         known = [self._facts[x] for x in tensors if x in self._facts]
         if name in _CONSUMERS:
             return TensorFacts(self._count, logits=name in _PRODUCTS and len(known) == 2)
@@ -371,7 +369,7 @@ def _is_position(kind: str, axes: tuple[int, ...], dims: int) -> bool:
 def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:
     """Return the axes, counted from the end, along which a constant has more than one value.
 
-    The values of parameters may be equal, as those of a table that is zero; so their axes count whatever the values,
+    The values of parameters may be equal, as in a table that is zero; so their axes count whatever the values,
     except the first one of all, which may be the batch.
     """
     if constant.ndim > dims:

@@ -31,6 +31,7 @@ from graticule.hub.kinds import register_kind
 from graticule.position.places import by
 from graticule.registry.checks import check_numbers, install, printable
 from graticule.registry.fields import LayerIndex, check_value, read_typed
+from graticule.surgery.export import errors_only
 from graticule.system.files import read_json
 
 #: Patterns of classes that have more than an encoder of images -> the class of the encoder, if that converts.
@@ -45,7 +46,7 @@ _ENCODERS = {
 _WITHIN = {r"^(?:model\.)?visual\.": ""}
 #: PIL's numbers of interpolations -> timm's names.
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-#: Height and width of the images on which the preprocessing that was read is compared with that of transformers.
+#: Height and width of the images on which the preprocessing that was read is compared with transformers'.
 _COMPARED = ((64, 160), (160, 64), (96, 96))
 
 
@@ -136,7 +137,9 @@ def converted_or_itself(model: nn.Module, source: object) -> nn.Module:
 def import_transformers(config: Path) -> Any:
     """Import transformers, for a model that `config` describes."""
     try:
-        import transformers
+        with errors_only("torch.utils._pytree"):  # warnings for the authors of torchao, which it imports
+            import transformers
+            import transformers.modeling_utils
     except ImportError as error:
         raise ValueError(
             f"{config} is a model of transformers, which is not installed: {install('transformers')}."

@@ -106,7 +106,6 @@ class ModelView(ABC):
 
     @property
     def depth(self) -> int:
-        """The number of layers."""
         return len(self.grids(self.img_size))
 
     @property
@@ -119,7 +118,7 @@ class ModelView(ABC):
 def unpooled(model: nn.Module, images: Tensor) -> Tensor:
     """Return the features of a model before it pools them, as tokens (B, N, D) or as a map with channels first or last.
 
-    They are those of `forward_features`, as in timm, or the `last_hidden_state` of a model of transformers.
+    `forward_features` returns them, as in timm, or they are the `last_hidden_state` of a transformers model.
 
     Raises:
         Unavailable: if the model returns no such features.
@@ -142,7 +141,7 @@ def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Split features as `unpooled` returns them into prefix tokens (B, n, D) and patches (B, H * W, D).
 
     Raises:
-        Unavailable: if they are not those of `grid`.
+        Unavailable: if they are not for `grid`.
     """
     if features.ndim == 4:
         if tuple(features.shape[1:3]) == grid.shape:
@@ -152,7 +151,7 @@ def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     elif features.shape[1] >= grid.patches:
         prefix, patches = features.tensor_split([features.shape[1] - grid.patches], 1)
         return prefix, patches
-    raise Unavailable(f"features {tuple(features.shape)} are not those of {by(grid.shape)} patches")
+    raise Unavailable(f"features {tuple(features.shape)} are not for {by(grid.shape)} patches")
 
 
 def permutation(patches: int, seed: int) -> Tensor:

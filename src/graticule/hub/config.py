@@ -62,10 +62,7 @@ def take_position(
 ) -> PositionBuilder:
     """Remove `encoding` and `joining`, or `position` itself, from the arguments of a model, and return the builder.
 
-    Args:
-        kwargs: the arguments.
-        encoding: the encoding if none is given.
-        defaults: default options of the model's family, by the name of the encoding.
+    `defaults` has default options of the model's family, by the name of the encoding.
     """
     choices = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
     if "position" in kwargs:

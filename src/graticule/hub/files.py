@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -11,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 from torch import nn
 
@@ -41,31 +38,24 @@ def quick_hub() -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise ConnectionError(
-            f"{constants.ENDPOINT} accepts no connection within {_SECONDS:.0f} s, and the file is not in the cache"
+            f"{constants.ENDPOINT} does not answer within {_SECONDS:.0f} s, and the file is not in the cache"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = False
 
 
 def can_connect(address: str) -> bool:
-    """Return True if the server at `address`, a URL, or the proxy that is set for it, accepts a connection in time."""
-    url = urlsplit(address)
-    proxies = getproxies()
-    proxy = proxies.get(url.scheme) or proxies.get("all")
-    if proxy and not proxy_bypass(url.hostname or ""):
-        url = urlsplit(proxy if "//" in proxy else f"//{proxy}", url.scheme)
-    port = url.port or (80 if url.scheme == "http" else 443)
-    connections: list[bool] = []
+    """Return True if the server at `address`, a URL, answers in time."""
+    answers: list[Any] = []
 
     def connect() -> None:
-        with suppress(OSError):
-            socket.create_connection((url.hostname or "", port), timeout=_SECONDS).close()
-            connections.append(True)
+        with suppress(Exception):  # of the client, which knows proxies
+            answers.append(get_session().head(address, timeout=_SECONDS))
 
     thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
     thread.start()
     thread.join(_SECONDS)
-    return bool(connections)
+    return bool(answers)
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -144,10 +134,6 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return config.json and model.safetensors of a folder, or of a repository on the hub.
 
     If a model of transformers has its weights in several files, their index is returned; `shards` lists the files.
-
-    Args:
-        source: a folder, or OWNER/NAME on the hub.
-        hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
     """
     folder = Path(source)
     find = partial(_within, folder) if folder.is_dir() else partial(_downloaded, str(source), hub=hub)
@@ -185,7 +171,6 @@ def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return a file in a folder."""
     path = folder / name
     if not path.is_file():
         pickles = [pickle for pickle in _PICKLES if (folder / pickle).exists()]
@@ -273,7 +258,6 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
 
 
 def _use(plugins: Sequence[str], in_timm: bool) -> str:
-    """Return the section on opening the model."""
     listed = ", ".join(f'"{name}"' for name in plugins)
     argument = "" if not plugins else f", plugin={listed if len(plugins) == 1 else f'[{listed}]'}"
     text = "\n## Use\n\n    import graticule\n\n"

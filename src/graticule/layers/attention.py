@@ -223,7 +223,6 @@ class KeyValueCache:
 
     @property
     def bytes(self) -> int:
-        """Used memory, in bytes."""
         return sum(memory.nbytes for memory in (self._keys, self._values) if memory is not None)
 
     @torch.no_grad()

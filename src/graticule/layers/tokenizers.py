@@ -125,7 +125,6 @@ class Tokenizer(Checked, nn.Module, ABC):
         return patch_grid(image, self.reduction, prefix)
 
     def set_input_size(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
-        """Set another image size for the position information."""
         if patch_size != self.patch_size:
             raise ValueError(
                 f"`patch_size` must stay {self.patch_size[0]} x {self.patch_size[1]} in {type(self).__name__}, "

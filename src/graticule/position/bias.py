@@ -34,7 +34,6 @@ class Bias:
 
     @property
     def as_field(self) -> Tensor | Bias | BiasFunction:
-        """The bias as a layer's position holds it."""
         return self
 
     @property
@@ -61,7 +60,6 @@ class Bias:
         return None
 
     def plus(self, other: Bias) -> Bias:
-        """Add another bias."""
         first, second = self.function, other.function
         function = second if first is None else first
         if first is not None and second is not None:
@@ -69,7 +67,6 @@ class Bias:
         return BiasSum(_sum(self.constant, other.constant), function)
 
     def take(self, tokens: TokenSelection) -> Bias:
-        """Return the bias of other tokens."""
         constant, function = self.constant, self.function
         moved = None if function is None else tokens.function(function, (-2,), (-2, -1))
         return BiasSum(None if constant is None else tokens.pairs(constant), moved)
@@ -104,7 +101,6 @@ class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bi
 
     @property
     def rank(self) -> int:
-        """The number of channels r."""
         return self.queries.shape[-1]
 
     @property

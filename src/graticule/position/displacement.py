@@ -68,7 +68,6 @@ class Displacements(NamedTuple):
 
     @property
     def grid(self) -> Grid:
-        """The grid of the tokens."""
         return Grid(*((side + 1) // 2 for side in self.table.shape[1:]))
 
     def matrix(self) -> Tensor:

@@ -38,7 +38,6 @@ class Folded(Position):
 
     @property
     def original(self) -> Position:
-        """The position that is folded."""
         return self._original[0]
 
     def train(self, mode: bool = True) -> Self:
@@ -71,7 +70,6 @@ class Folded(Position):
             )
 
     def published_names(self) -> dict[str, str]:
-        """Return the published names of the original."""
         return self.original.published_names()
 
     def layer_lists(self) -> list[str]:
@@ -99,7 +97,6 @@ class FoldedPosition(Folded):
     @torch.inference_mode(False)
     @torch.no_grad()
     def fold(self) -> None:
-        """Compute the constants from the current parameters."""
         self.stale = False  # True if functions must be created again
         sources = _Sources(self.original)
         known: dict[str, Tensor] = {}  # a table that several layers share is stored once

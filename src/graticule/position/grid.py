@@ -66,12 +66,10 @@ class Crop:
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """The first coordinate on each axis."""
         return self.box[: len(self.image)]
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """The size on each axis."""
         return self.box[len(self.image) :]
 
     @classmethod

@@ -129,7 +129,6 @@ class Joining(Checked, nn.Module, ABC):
 
     @property
     def layers(self) -> int:
-        """Return the number of joined layers."""
         return len(self.layer_indices)
 
     @property

@@ -231,7 +231,7 @@ class LayerPosition(NamedTuple):
             if value is not None:
                 kind = FIELD_KINDS[field]
                 if isinstance(tokens, kind.unsupported):
-                    raise ValueError(f"`{field}` must be None {tokens.where}.")
+                    raise ValueError(f"`{field}` must be None {tokens.error_phrase}.")
                 changed[field] = kind.take(value, tokens)
         return LayerPosition(**changed)
 

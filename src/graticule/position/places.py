@@ -91,7 +91,6 @@ class TokenCoordinates(ABC):
 
     @property
     def tokens(self) -> int:
-        """N, with the prefix tokens."""
         return self.prefix + self.patches
 
     def check_pairs(self, size: int, device: torch.device | str | None = None) -> None:
@@ -162,7 +161,6 @@ class Points(TokenCoordinates):
 
     @property
     def patches(self) -> int:
-        """The number of points, of each sample."""
         return self.places.shape[-2]
 
     @property
@@ -229,7 +227,6 @@ class Axis(NamedTuple):
 
     @property
     def is_integral(self) -> bool:
-        """Return whether all coordinates are whole numbers."""
         return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
 
     def displacements(self, count: int) -> Axis:

@@ -177,7 +177,6 @@ class StageSpec:
 
     @property
     def head_dim(self) -> int:
-        """Channels per head, d."""
         return self.dim // max(self.num_heads, 1)
 
 
@@ -199,7 +198,7 @@ class Encoding(GridModule, ABC):
     layered: ClassVar[bool] = True
     #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
     crops: ClassVar[bool] = False
-    #: The laws of places (see `check_encoding`) that do not hold, with the reason, as "one_frame, permutation: ...".
+    #: The laws of places (see `check_encoding`) that do not hold, with the reason, as "permutation: ...".
     exempt: tuple[str, ...] = ()
 
     @classmethod

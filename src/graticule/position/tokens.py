@@ -22,7 +22,7 @@ class TokenSelection(ABC):
     """A change of the tokens of a layer: fewer of them, others, or some without a position before them."""
 
     #: Where fields that cannot follow the change must be None, with the reason.
-    where: ClassVar[str]
+    error_phrase: ClassVar[str]
 
     @abstractmethod
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
@@ -54,7 +54,7 @@ def pick(table: Tensor, axis: int, index: Any) -> Tensor:
 class TextSlice(TokenSelection):
     """The tokens from `start` on in a text that ends before `stop`; they attend to all tokens before `stop`."""
 
-    where = "for a part of the tokens: it takes all of them at once"
+    error_phrase = "for a part of the tokens: it takes all of them at once"
     start: int
     stop: int
 
@@ -87,7 +87,7 @@ def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0,
 class WithPrefix(TokenSelection):
     """All tokens, and `count` tokens without a position before them."""
 
-    where = "for further tokens before the grid's tokens"
+    error_phrase = "for further tokens before the grid's tokens"
     count: int
 
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
@@ -127,7 +127,7 @@ class Subset(TokenSelection):
     count: N, the number of all tokens.
     """
 
-    where = "for a subset of the tokens: it needs all tokens of the grid"
+    error_phrase = "for a subset of the tokens: it needs all tokens of the grid"
     index: Tensor
     count: int
 
@@ -176,11 +176,9 @@ class Subset(TokenSelection):
         return select(table, self.index, axis, heads=axis == -1)
 
     def pairs(self, table: Tensor) -> Tensor:
-        """Return the rows and columns of these tokens."""
         return self.of(select(table, self.index, -2), -1)
 
     def rotation(self, rotation: Rotation) -> Rotation:
-        """Return the rotation of these tokens."""
         return rotation.take(self.index)
 
     def function(self, function: Function, into: Axes, out: Axes) -> Function:

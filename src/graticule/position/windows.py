@@ -27,12 +27,10 @@ class Tile(NamedTuple):
 
     @property
     def part(self) -> Grid:
-        """The grid of one of its windows."""
         return Grid(*(cut.stop - cut.start for cut in (self.window_rows, self.window_columns)))
 
     @property
     def repeats(self) -> tuple[int, int]:
-        """Return the number of windows per axis."""
         rows, columns = (cut.stop - cut.start for cut in (self.rows, self.columns))
         return rows // self.part.height, columns // self.part.width
 

@@ -171,7 +171,7 @@ def check_numbers(name: str, value: Any, kind: Any = None) -> None:
 
 @functools.cache
 def _limits(kind: Any) -> tuple[tuple[str, float], ...]:
-    """Return the limits in an annotated type, by the names of pydantic's `Field`; those of any number are the last."""
+    """Return the limits in an annotated type, by the names of pydantic's `Field`; the limits of any number are last."""
     marks = [part for mark in getattr(kind, "__metadata__", ()) for part in getattr(mark, "metadata", ())]
     limits = [(rule, getattr(mark, rule)) for mark in marks for rule in _LIMITS if hasattr(mark, rule)]
     inner = [limit for part in typing.get_args(kind) for limit in _limits(part) if limit not in _ANY]

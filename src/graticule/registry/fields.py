@@ -142,7 +142,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
-    """Describe the error of the first invalid value."""
     errors = error.errors(include_url=False)
     first = max((part for part in errors if part["loc"][:1] == errors[0]["loc"][:1]), key=lambda part: len(part["loc"]))
     if first["type"] == "value_error":  # the complete message of a nested dataclass

@@ -179,7 +179,6 @@ class Registry(NameTable[str, T]):
         return next((name for name, known in self.items() if known is cls), None)
 
     def spec_of(self, cls: type, options: Mapping[str, object]) -> Spec:
-        """Return the spec of a class with options."""
         name = self.name_of(cls)
         if name is None:
             raise ValueError(f"{cls.__name__} must be registered: @graticule.register_{self.kind}('name').")

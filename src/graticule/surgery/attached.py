@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from graticule.checkpoints.load import PublishedNames, leave_meta, register_name
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.places import by
 from graticule.position.position import Position
 
 if TYPE_CHECKING:
@@ -25,23 +24,91 @@ if TYPE_CHECKING:
 
 
 class Hook(NamedTuple):
-    """A hook on a module of a block that applies a field of the position of its layer.
+    """A hook on a module of each block that applies fields of the position of its layer.
 
-    module: the name of the module in the block; empty for the block itself.
-    method: of `AttachedPosition`, called with the index of the layer, `arguments`, and the arguments of PyTorch's
-        hooks.
-    before: whether it is called before the module, with its arguments, or after it, with its output.
+    fields, module: names of fields of `LayerPosition`, and of the module in the block; '' is the block itself.
+    method: of `AttachedPosition`, called with the index of the layer, `arguments`, the module, and the positional and
+        the keyword arguments of its call; after the call also with its output.
+    before: whether it is called before the module.
     """
 
+    fields: tuple[str, ...]
     module: str
     method: Callable[..., Any]
-    before: bool
+    before: bool = True
     arguments: tuple[Any, ...] = ()
 
 
-def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the first tensor among the arguments of a call."""
-    return next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+@dataclass(frozen=True)
+class Host:
+    """A transformer to attach a position to, as one forward pass shows it. Names of parts of a block are within it.
+
+    blocks, pattern: names of the blocks, in order, and the pattern of these, with * for one part of a name.
+    norm: name of the norm before attention.
+    image: (height, width) of the input images, in pixels; None for other inputs.
+    tokens, dim: N and D.
+    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
+    patches, shape: name of the convolution that cuts images or videos into patches, and (H, W) or (T, H, W) of its
+        output; None if there is none.
+    tables: names of the parameters and buffers with rows (..., D) that are added to tokens before the blocks.
+    hooks: all that can pass a position to a block, in the order in which they are registered.
+    reasons: for fields without a hook, the reason.
+    attention: name of the module that gets the normalized tokens; '' if there is none.
+    projections: names of its projections, to queries and to keys, or the single one to queries, keys and values.
+    num_heads: h; None if it was not found.
+    """
+
+    blocks: tuple[str, ...]
+    pattern: str
+    norm: str
+    image: tuple[int, int] | None
+    tokens: int
+    dim: int
+    sequence_first: bool
+    patches: str | None
+    shape: tuple[int, ...] | None
+    tables: tuple[str, ...]
+    hooks: Sequence[Hook]
+    reasons: Mapping[str, str]
+    attention: str = ""
+    projections: tuple[str, ...] = ()
+    num_heads: int | None = None
+
+    def grid(self, patch_grid: tuple[int, int] | None) -> Grid:
+        """Return the grid of the tokens, which is the convolution's, or `patch_grid`."""
+        shape = self.shape if patch_grid is None else patch_grid
+        if shape is None:
+            raise ValueError(
+                "`patch_grid` must be given: no convolution before the blocks makes a map of at most "
+                f"{self.tokens} patches."
+            )
+        prefix, known = self.tokens - math.prod(shape), "" if self.shape is None else f", {by(self.shape)} by its stem"
+        is_other = self.shape is not None and tuple(shape) != self.shape and math.prod(shape) <= math.prod(self.shape)
+        if prefix < 0 or is_other:
+            raise ValueError(
+                f"`patch_grid` must be the grid of the patches among the {self.tokens} tokens of the blocks{known}, "
+                f"got {by(shape)}."
+            )
+        return Grid(*shape, prefix=prefix)
+
+    def check(self, positions: Sequence[LayerPosition], kind: str) -> None:
+        """Check that hooks can pass all fields of the positions to the layers of a model of class `kind`."""
+        reached = {field for hook in self.hooks for field in hook.fields}
+        fields = {field: x for position in positions for field, x in position._asdict().items() if x is not None}
+        for field, value in fields.items():
+            reason = self.reasons.get(field, "it acts within attention or an MLP, where no hook reaches")
+            if is_function := field == "bias" and Bias.of(value).function is not None:
+                reason = "a bias that depends on queries must be computed within the attention"
+            if is_function or field not in reached:
+                raise ValueError(
+                    f"`encoding` and `joining` must be such that {kind} can use them, got one that gives layers "
+                    f"`{field}`: {reason}."
+                )
+
+
+def first_tensor(values: Tensor | Sequence[Any]) -> Tensor:
+    """Return the first tensor among some values, such as the arguments of a call."""
+    return values if isinstance(values, Tensor) else next(value for value in values if isinstance(value, Tensor))
 
 
 @dataclass
@@ -49,25 +116,25 @@ class Removed:
     """A parameter or buffer that zeros replace, with the information for restoring it.
 
     name: its name in the module.
-    value: the parameter or buffer.
-    order: the names of the parameters, or buffers, of its owner, in order.
+    value, later: the parameter or buffer, and the names of the others of its owner that come after it.
     persistent: whether a buffer was in the state dict; None for a parameter.
     """
 
     name: str
     value: Tensor
-    order: tuple[str, ...]
+    later: Sequence[str]
     persistent: bool | None
 
 
 def take_out(module: nn.Module, name: str) -> Removed:
     """Replace a parameter or buffer by zeros that are not in the state dict."""
     owner, leaf = _owner(module, name)
-    parameter = leaf in owner._parameters
-    holder: Any = owner._parameters if parameter else owner._buffers
-    persistent = None if parameter else leaf not in owner._non_persistent_buffers_set
-    removed = Removed(name, holder[leaf], tuple(holder), persistent)
-    if parameter:
+    is_parameter = leaf in owner._parameters
+    holder: Any = owner._parameters if is_parameter else owner._buffers
+    persistent = None if is_parameter else leaf not in owner._non_persistent_buffers_set
+    names = list(holder)
+    removed = Removed(name, holder[leaf], names[names.index(leaf) + 1 :], persistent)
+    if is_parameter:
         del owner._parameters[leaf]
     owner.register_buffer(leaf, torch.zeros_like(removed.value, requires_grad=False), persistent=False)
     return removed
@@ -76,15 +143,12 @@ def take_out(module: nn.Module, name: str) -> Removed:
 def put_back(module: nn.Module, removed: Removed) -> None:
     """Restore a parameter or buffer, on the device and with the dtype of the zeros."""
     owner, leaf = _owner(module, removed.name)
-    zeros = owner.get_buffer(leaf)
-    del owner._buffers[leaf]
+    zeros: Any = owner._buffers.pop(leaf)
     owner._non_persistent_buffers_set.discard(leaf)
     removed.value.data = removed.value.data.to(zeros.device, zeros.dtype)
     holder: Any = owner._parameters if removed.persistent is None else owner._buffers
-    values = {**holder, leaf: removed.value}
-    order = dict.fromkeys((*removed.order, *values))
-    holder.clear()
-    holder.update((name, values[name]) for name in order if name in values)
+    holder[leaf] = removed.value
+    holder.update({name: holder.pop(name) for name in removed.later if name in holder})
     if removed.persistent is False:
         owner._non_persistent_buffers_set.add(leaf)
 
@@ -94,16 +158,13 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), leaf
 
 
-#: The arguments of PyTorch's attention, in order.
-_ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
+class _Current(threading.local):
+    """The call of each thread: its grid, and the position of each layer. A copy has no calls."""
 
+    call: tuple[Grid, list[LayerPosition]] | None = None
 
-@dataclass(eq=False)
-class _Call:
-    """The grid of a call of the module, and the position of each layer."""
-
-    grid: Grid
-    layers: list[LayerPosition]
+    def __reduce__(self) -> Any:
+        return _Current, ()
 
 
 class AttachedPosition(PublishedNames):
@@ -111,47 +172,35 @@ class AttachedPosition(PublishedNames):
 
     The convolution that cuts images into patches determines the grid. Without one, the grid is fixed.
 
-    Hooks are methods of this module with the index of the layer bound to them. So they are copied with the module, and
-    the hooks of a copy use the position of the copy.
+    Hooks are functions to which this module is bound. So they are copied with it, and the hooks of a copy use the
+    position of the copy.
 
     Args:
         position: the position of the blocks.
         grid: the grid that it is built for.
-        patch: (height, width) in pixels of a patch; None if no convolution cuts images into patches.
-        dynamic: whether the grid follows each image.
-        sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
+        host: the module that it is attached to.
     """
 
-    def __init__(
-        self, position: Position, grid: Grid, patch: tuple[int, int] | None, dynamic: bool, sequence_first: bool
-    ) -> None:
+    def __init__(self, position: Position, grid: Grid, host: Host) -> None:
         super().__init__()
         self.position = position
         self.grid = grid
-        self.patch_size = patch
-        self.dynamic = dynamic
-        self.sequence_first = sequence_first
+        self.host = host
+        #: Whether the grid follows each image.
+        self.dynamic = host.shape == grid.shape
+        #: (height, width) of a patch in pixels; None for videos, or if images are not divided into equal patches.
+        self.patch_size: tuple[int, ...] | None = None
+        if host.image is not None and grid.ndim == 2:
+            sides = [divmod(side, count) for side, count in zip(host.image, grid.shape, strict=True)]
+            self.patch_size = None if any(rest for _, rest in sides) else tuple(side for side, _ in sides)
         self.removed: list[Removed] = []
         #: The arguments of `attach` and the size of the images, for files that describe the module.
         self.created: dict[str, Any] = {}
-        #: Report of what it keeps of the removed embedding; None if it starts as initialized.
+        #: Report of the share that it keeps of the removed embedding; None if it starts as initialized.
         self.certificate: Certificate | None = None
         self._handles: list[Any] = []
-        self._start_calls()
+        self._current = _Current()
         register_names(self)
-
-    def _start_calls(self) -> None:
-        #: `now` is the current call of each thread; all of those that activation checkpointing may need again.
-        self._thread = threading.local()
-        self._unfinished: WeakSet[_Call] = WeakSet()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the calls, whose tensors cannot be copied."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_thread", "_unfinished")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        cast("Any", super().__setstate__)(state)
-        self._start_calls()
 
     def forward(self, x: Any) -> Any:
         """Return x unchanged: if this is attached to a `Sequential`, it is called as its last layer."""
@@ -160,9 +209,7 @@ class AttachedPosition(PublishedNames):
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the grid of an image of `image` = (height, width), in pixels."""
         if not self.dynamic or self.patch_size is None:
-            raise ValueError(
-                f"`img_size` must be left out for a module attached with a fixed `patch_grid`, got {image}."
-            )
+            raise ValueError(f"`img_size` must be left out where attached with a fixed `patch_grid`, got {image}.")
         return Grid.of_image(image, self.patch_size, self.grid.prefix)
 
     def set_grid(self, grid: Grid) -> None:
@@ -170,43 +217,30 @@ class AttachedPosition(PublishedNames):
         self.position.set_grid(grid)
         self.grid = grid
 
-    def install(
-        self,
-        module: nn.Module,
-        patches: str | None,
-        blocks: Sequence[str],
-        hooks: Mapping[str, tuple[Hook, ...]],
-        positions: Sequence[LayerPosition],
-    ) -> None:
-        """Register the hooks of each field that the `positions` of the layers have.
-
-        `patches` and `blocks` are names: of the convolution that cuts images into patches, if any, and of the blocks.
-        """
-        if self.dynamic and patches is not None:
-            self._handles.append(module.get_submodule(patches).register_forward_hook(self._compute))
-        self._handles.append(module.register_forward_hook(self._forget))
-        self._handles.append(module.register_load_state_dict_pre_hook(leave_meta))
-        self._handles.append(module.register_load_state_dict_post_hook(self._clear))
-        for layer, (name, position) in enumerate(zip(blocks, positions, strict=True)):
+    def install(self, module: nn.Module, positions: Sequence[LayerPosition]) -> None:
+        """Register the hooks of each field that the `positions` of the layers have."""
+        keep = self._handles.append
+        if self.dynamic and self.host.patches is not None:
+            keep(module.get_submodule(self.host.patches).register_forward_hook(self._compute))
+        keep(module.register_forward_hook(self._forget))
+        keep(module.register_load_state_dict_pre_hook(leave_meta))
+        keep(module.register_load_state_dict_post_hook(self._clear))
+        for layer, (name, position) in enumerate(zip(self.host.blocks, positions, strict=True)):
             block = module.get_submodule(name)
-            self._handles.append(block.register_forward_pre_hook(self._recall, with_kwargs=True))
+            keep(block.register_forward_pre_hook(self._recall, with_kwargs=True))
             fields = {field for field, value in position._asdict().items() if value is not None}
             if layer == 0:
                 fields.add("added_to_stream")  # where the tokens are checked
-            for hook in dict.fromkeys(hook for field in hooks if field in fields for hook in hooks[field]):
-                part = block.get_submodule(hook.module)
-                function = partial(MethodType(hook.method, self), layer, *hook.arguments)
-                if hook.before:
-                    self._handles.append(part.register_forward_pre_hook(function, with_kwargs=True))
-                else:
-                    self._handles.append(part.register_forward_hook(function))
+            for hook in self.host.hooks:
+                if not fields.isdisjoint(hook.fields):
+                    part = block.get_submodule(hook.module)
+                    register: Any = part.register_forward_pre_hook if hook.before else part.register_forward_hook
+                    keep(register(partial(hook.method, self, layer, *hook.arguments), with_kwargs=True))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
         while self._handles:
             self._handles.pop().remove()
-
-    # Hooks; after the bound arguments, they take the arguments of PyTorch's hooks
 
     def _clear(self, module: nn.Module, keys: object) -> None:
         """Set to zero what replaces removed tensors, which `to_empty` left as uninitialized memory."""
@@ -218,46 +252,47 @@ class AttachedPosition(PublishedNames):
 
     def _compute(self, module: nn.Module, args: object, output: Tensor) -> None:
         """Compute the position for the grid of patches, output: (B, D, H, W) or (B, D, T, H, W)."""
-        self._set(Grid(*output.shape[2:], prefix=self.grid.prefix))
+        grid = Grid(*output.shape[2:], prefix=self.grid.prefix)
+        self._current.call = grid, self.position(grid)
 
     def _forget(self, module: nn.Module, args: object, output: object) -> None:
         """Release the position, unless activation checkpointing may need it again in the backward pass."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            self._thread.now = None
+            self._current.call = None
 
     def _recall(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Bind the call to the tokens of a block; activation checkpointing computes the block again from them."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        tokens, name = first_tensor(args, kwargs), f"_call_{id(self)}"
+        tokens, name = first_tensor((*args, *kwargs.values())), f"_call_{id(self)}"
         if torch._C._current_graph_task_id() == -1:
-            setattr(tokens, name, getattr(self._thread, "now", None))
+            setattr(tokens, name, self._current.call)
         elif (call := getattr(tokens, name, None)) is not None:
-            self._thread.now = call
+            self._current.call = call
 
     def enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply `added_to_stream` and `map_before` to the input tokens of a block."""
-        tokens = first_tensor(args, kwargs)
+        tokens = first_tensor((*args, *kwargs.values()))
         if layer == 0:
             if not self.dynamic:
-                self._set(self.grid)
-            call, count = getattr(self._thread, "now", None), tokens.shape[0 if self.sequence_first else 1]
-            if call is not None and count != call.grid.tokens:
+                self._current.call = self.grid, self.position(self.grid)
+            call, count = self._current.call, tokens.shape[0 if self.host.sequence_first else 1]
+            if call is not None and count != call[0].tokens:
                 raise ValueError(
-                    f"the attached position is for {call.grid.tokens} tokens, {self.grid.prefix} before the patches, "
+                    f"the attached position is for {call[0].tokens} tokens, {self.grid.prefix} before the patches, "
                     f"got {count}: no tokens must be dropped or added between the patches and the first block."
                 )
         x = self._batch_first(self._layer(layer).enter_block(self._batch_first(tokens)))
         values = {name: x if value is tokens else value for name, value in kwargs.items()}
         return tuple(x if value is tokens else value for value in args), values
 
-    def leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
+    def leave(self, layer: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Apply `map_after` to the output tokens of a block, which may return more than these."""
         if isinstance(output, tuple):
-            return (self.leave(layer, module, args, output[0]), *output[1:])
+            return (self.leave(layer, module, args, kwargs, output[0]), *output[1:])
         return self._batch_first(self._layer(layer).leave_block(self._batch_first(output)))
 
-    def add_after_norm(self, layer: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
+    def add_after_norm(self, layer: int, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """Add `after_norm` to the normalized tokens."""
         return self._batch_first(self._layer(layer).add_after_norm(self._batch_first(output)))
 
@@ -265,44 +300,36 @@ class AttachedPosition(PublishedNames):
         """Add `queries_keys` to the input of a projection to queries or keys."""
         return (args[0] + self._queries_keys(layer), *args[1:]), kwargs
 
-    def add_to_arguments(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def add_to_arguments(self, layer: int, names: Sequence[str], module: Any, args: Any, kwargs: Any) -> Any:
         """Add `queries_keys` to the queries and keys that PyTorch's attention is called with."""
-        arguments = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-        table = self._queries_keys(layer)
+        arguments, table = dict(zip(names, args, strict=False)) | kwargs, self._queries_keys(layer)
         return (), {**arguments, "query": arguments["query"] + table, "key": arguments["key"] + table}
 
-    def project_again(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def project_again(self, layer: int, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """Project the input plus `queries_keys` to queries and keys; values are projected from the input alone."""
         shifted = module.forward(args[0] + self._queries_keys(layer))
         queries, keys, _ = shifted.chunk(3, -1)
         return torch.cat([queries, keys, output.chunk(3, -1)[2]], -1)
 
     def add_bias(
-        self,
-        layer: int,
-        name: str,
-        index: int,
-        heads: int | None,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, layer: int, names: Sequence[str], name: str, heads: int | None, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         """Add `bias` to the mask of attention, if any; with `heads`, (B * h, N, N), as PyTorch's module expects."""
-        layer_bias, tokens = self._layer(layer).bias, first_tensor(args, kwargs)
-        assert layer_bias is not None
+        layer_bias: Any = self._layer(layer).bias
+        tokens = first_tensor((*args, *kwargs.values()))
         bias = Bias.of(layer_bias).table().to(tokens.dtype)
-        batch = tokens.shape[1 if self.sequence_first else 0]
-        bias = bias[None] if heads is None else bias.repeat(batch, 1, 1)
-        mask = args[index] if index < len(args) else kwargs.get(name)
+        bias = bias[None] if heads is None else bias.repeat(tokens.shape[int(self.host.sequence_first)], 1, 1)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        mask = arguments.get(name)
         if mask is not None and mask.dtype == torch.bool:  # True masks a key in PyTorch's module, not elsewhere
-            mask = bias.masked_fill(~mask if heads is None else mask, float("-inf"))
-        else:
-            mask = bias if mask is None else bias + mask
-        if index < len(args):
-            return (*args[:index], mask, *args[index + 1 :]), kwargs
-        return args, {**kwargs, name: mask}
+            bias = bias.masked_fill(~mask if heads is None else mask, float("-inf"))
+        elif mask is not None:
+            bias = bias + mask
+        return (), {**arguments, name: bias}
 
-    def scale_queries(self, layer: int, parts: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
+    def scale_queries(
+        self, layer: int, parts: int, module: nn.Module, args: Any, kwargs: Any, output: Tensor
+    ) -> Tensor:
         """Multiply queries, (B, h, N, d) or the first part of the channels of (B, N, D), by `query_scale`."""
         scale = self._layer(layer).query_scale  # (N,) or (h, N)
         if scale is None:
@@ -312,44 +339,25 @@ class AttachedPosition(PublishedNames):
         queries, *others = output.chunk(parts, -1)
         of_heads = scale.reshape(-1, scale.shape[-1]).T  # (N, h), or (N, 1) for all heads
         of_channels = of_heads.repeat_interleave(queries.shape[-1] // of_heads.shape[1], 1)
-        return torch.cat([(queries * self._rows(of_channels)).type_as(output), *others], -1)
+        return torch.cat(
+            [(queries * of_channels.unsqueeze(int(self.host.sequence_first))).type_as(output), *others], -1
+        )
 
     def _queries_keys(self, layer: int) -> Tensor:
-        table = self._layer(layer).queries_keys
-        assert table is not None
-        return self._rows(table)
-
-    def _set(self, grid: Grid) -> None:
-        """Compute the position of each layer for a call of this thread."""
-        self._thread.now = call = _Call(grid, self.position(grid))
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._unfinished.add(call)
+        table: Any = self._layer(layer).queries_keys
+        return table.unsqueeze(int(self.host.sequence_first))
 
     def _layer(self, layer: int) -> LayerPosition:
-        call = getattr(self._thread, "now", None)
-        if call is None and torch.is_grad_enabled():  # activation checkpointing, in a thread of the backward pass
-            calls = list(self._unfinished)
-            if len({call.grid for call in calls}) > 1:
-                raise RuntimeError(
-                    "`module` must not be trained with activation checkpointing by several threads on images of "
-                    f"several sizes, got grids of {' and '.join(str(call.grid.shape) for call in calls)}."
-                )
-            call = calls[0] if calls else None
-        if call is None:
+        if self._current.call is None:
             raise RuntimeError(
                 "`module` must be called as a whole, which computes the attached position for its patches, got a call "
-                "of one of its blocks."
+                "of one of its blocks; activation checkpointing must have use_reentrant=False."
             )
-        layers: list[LayerPosition] = call.layers
-        return layers[layer]
-
-    def _rows(self, table: Tensor) -> Tensor:
-        """Return a table (N, D) in the shape in which it is added to tokens."""
-        return table[:, None] if self.sequence_first else table
+        return self._current.call[1][layer]
 
     def _batch_first(self, tokens: Tensor) -> Tensor:
         """Convert tokens of the module to (B, N, D), or back."""
-        return tokens.transpose(0, 1) if self.sequence_first else tokens
+        return tokens.transpose(0, 1) if self.host.sequence_first else tokens
 
     def extra_repr(self) -> str:
         removed = f", instead of {', '.join(tensor.name for tensor in self.removed)}" if self.removed else ""

@@ -161,7 +161,6 @@ class Certificate:
         return sorted({share.layer for share in self.shares if share.kept is not None and share.kept < 0})
 
     def __str__(self) -> str:
-        """Return the report as tables of text."""
         several = len({fit.stage for fit in self.fits}) > 1
         lines = [
             f"{f'stage {fit.stage}: ' if several else ''}{fit.old} -> {fit.new}: "

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,8 @@ from torch.export import ExportedProgram
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.obstacles import check_intact
-from graticule.encodings.liere import LieRe
 from graticule.layers.tokenizers import on_axes
 from graticule.position.places import by
-from graticule.position.position import ENCODINGS, Encoding, Position
 from graticule.registry.checks import checked, install, known_name
 from graticule.registry.fields import Side
 from graticule.surgery.export_program import Exportable, Program, Size, Sizes, trace
@@ -63,19 +61,6 @@ class Format(ABC):
             except ImportError:
                 raise ImportError(f"this export needs {name}, which is not installed: {install('export')}.") from None
 
-    #: Encodings that it cannot compute for images of any size, and the operator that it lacks.
-    lacks: ClassVar[Mapping[type[Encoding], str]] = {}
-
-    def check_position(self, position: Position) -> None:
-        """Check that a program for images of any size can compute a position."""
-        for module in position.modules():
-            for kind, what in self.lacks.items():
-                if isinstance(module, kind):
-                    raise ValueError(
-                        f"`dynamic` must be left out or 'batch' with the encoding {ENCODINGS.name_of(kind)!r} in this "
-                        f"format, which has no {what}; or use the format torch-export."
-                    )
-
     @abstractmethod
     def write(self, path: Path, traced: ExportedProgram, program: Program, sizes: Sizes, int8: bool) -> None:
         """Write a traced program to `path`, with the weights of linear layers in float32 or int8."""
@@ -91,7 +76,6 @@ class Onnx(Format):
     suffix = ".onnx"
     needs = ("onnx", "onnxscript", "onnxruntime")
     needs_int8 = ("onnxruntime.quantization",)
-    lacks: ClassVar = {LieRe: "matrix exponential"}
 
     def write(self, path: Path, traced: ExportedProgram, program: Program, sizes: Sizes, int8: bool) -> None:
         """Translate the operators and write one file; in int8 each other factor gets a scale when it runs."""
@@ -124,7 +108,6 @@ class Onnx(Format):
                 quantize_dynamic(model, str(path), **options)
 
     def open(self, path: Path) -> Runner:
-        """Open a file with ONNX Runtime."""
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -157,7 +140,6 @@ class TorchExport(Format):
             torch.export.save(traced, file)
 
     def open(self, path: Path) -> Runner:
-        """Load a program."""
         with path.open("rb") as file:
             module = torch.export.load(file).module()
 
@@ -222,7 +204,6 @@ class Exported:
 
     @property
     def error(self) -> float:
-        """Return the largest difference from PyTorch."""
         return max(comparison.error for comparison in self.compared)
 
 
@@ -275,8 +256,6 @@ def export(
     kind.check(int8)
     subject = subject.plain()
     sizes = Sizes.of(subject, size, dynamic)
-    if sizes.sides and not subject.is_external:
-        kind.check_position(subject.holder.position)
     try:
         program, traced, batches = _checked_trace(subject, sizes, features, path)
     except ValueError as refusal:
@@ -329,7 +308,6 @@ def _format(path: Path, name: str | None) -> str:
 
 
 def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
-    """Run a traced program."""
     run = traced.module()
     try:
         with torch.no_grad():

@@ -80,7 +80,6 @@ class Exportable:
 
     @property
     def is_external(self) -> bool:
-        """Return whether the model is one of another library."""
         return not isinstance(self.holder, Backbone | AttachedPosition)
 
     def check(self, size: Any) -> None:
@@ -223,7 +222,7 @@ class Sizes:
         )
 
     def doubled(self) -> Sizes:
-        """Return those of twice the step."""
+        """Return sizes of twice the step."""
         step, most = tuple(2 * side for side in self.step), tuple(side // 2 for side in self.most)
         return replace(self, step=step, most=most)
 
@@ -274,7 +273,6 @@ class Program(nn.Module):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the outputs."""
         if (names := getattr(self.model, "output_names", None)) is not None:
             return list(names)
         strides = getattr(self.model, "strides", None)

@@ -62,7 +62,6 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
 
 
 def _modules(model: nn.Module, backbone: Backbone, part: str) -> Iterator[nn.Module]:
-    """Yield the modules of the backbone in a part."""
     if part == "position":
         yield backbone.position
     elif part == "head" and model is backbone:

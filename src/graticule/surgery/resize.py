@@ -112,19 +112,6 @@ def shared_copy(model: nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def _replace_resamplers(modules: Iterable[Any], resampler: Spec) -> bool:
-    """Replace the resamplers of all suitable tables; return whether there are any."""
-    suitable = [module for module in modules if table_of(module) in RESAMPLERS[resampler.name].takes]
-    for module in suitable:
-        module.resampler = build_resampler(resampler, table_of(module))
-    return bool(suitable)
-
-
-def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the modules whose tables are resampled by an exchangeable resampler."""
-    return [module for module in modules if isinstance(getattr(module, "resampler", None), Resampler)]
-
-
 def table_of(module: Any) -> Any:
     """Return the kind of table in a module or module class: one of positions or of displacements."""
     return getattr(module, "table_kind", "positions")
@@ -350,8 +337,12 @@ def _resize_backbone(backbone: Backbone, size: Any, patch: Shape | None) -> None
 def _set_resampler(holders: Sequence[Backbone | AttachedPosition], resampler: str | Spec) -> None:
     """Set the resampler of all suitable tables to `resampler`, also for publishing the model."""
     spec = RESAMPLERS.specs(resampler)[0]
-    modules = with_own_resampler(part for holder in holders for part in holder.position.modules())
-    if not _replace_resamplers(modules, spec):
+    parts: Iterable[Any] = (part for holder in holders for part in holder.position.modules())
+    modules = [part for part in parts if isinstance(getattr(part, "resampler", None), Resampler)]
+    suitable = [part for part in modules if table_of(part) in RESAMPLERS[spec.name].takes]
+    for part in suitable:
+        part.resampler = build_resampler(spec, table_of(part))
+    if not suitable:
         has = sorted({f"tables of {table_of(part)}" for part in modules})
         raise ValueError(
             f"`resampler` must be one that resamples something of the model, which has "

@@ -44,7 +44,6 @@ def plain(value: Any) -> Any:
 
 
 def report_json(report: object) -> str:
-    """Return the fields of a report as JSON."""
     return json.dumps(plain(report), indent=1, default=str)
 
 

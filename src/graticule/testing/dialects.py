@@ -103,7 +103,6 @@ def candidates(layout: Options, small: Angles, large: Angles, other: Angles, nea
 
 
 def _near(steps: Tensor, others: Tensor, near: float = NEAR) -> bool:
-    """Return whether angles per step are the same."""
     return bool((wrap_angle(steps - others).abs() < 10 * near * (1e-3 + others.abs())).all())
 
 

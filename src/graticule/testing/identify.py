@@ -170,7 +170,7 @@ def _search(code: Any, grids: Any, tries: Iterable[Candidate], notes: list[str])
         if equal and grids == CERTIFIED and not _compare(code, best, {LARGE: _values(code, LARGE)})[1]:
             notes = [*notes, f"at {by(LARGE)} patches it has other values"]
     if best.values is not None:
-        notes = [*notes, "its parameters are learned: the encoding has the same values with those of the code"]
+        notes = [*notes, "its parameters are learned: with the code's values the encoding gives the same"]
     if not equal and nearest < math.inf and isinstance(code, RotationCode) and tries:  # else it has no frequencies
         notes = [*notes, *_differing(code, best)]
     names = (str(best.spec), None) if equal else (None, str(best.spec) if nearest < math.inf else None)
@@ -226,7 +226,9 @@ def _differing(code: RotationCode, best: Candidate) -> list[str]:
         ours, its = (read_angles(rotation, LARGE, pair).steps[0] for rotation in (replace(code, rotate=rotate), code))
         index = ((its - ours).abs() > 1e-5 * ours.abs().clamp_min(1e-9)).any(-1).nonzero().flatten().tolist()
         ratios = (its.norm(dim=-1) / ours.norm(dim=-1)).tolist()
-        lines = [f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times that of the nearest" for at in index[:3]]
+        lines = [
+            f"frequency {at} of {len(pair)} is {ratios[at]:.6g} times the frequency of the nearest" for at in index[:3]
+        ]
         lines += [f"{len(index)} of {len(pair)} frequencies differ"] * (len(index) > 3)
     return lines
 
@@ -301,11 +303,10 @@ def _of_bias(code: BiasCode) -> Iterator[Candidate]:
     place, heads, last = Grid(*grid, prefix=code.prefix), len(bias), math.prod(grid) - 1
     for distance in get_args(Distance):
         unit = Candidate(Spec("alibi", {"distance": distance, "slopes": (1.0,) * heads}))
-        with suppress(ValueError):  # too few heads for 'axes'
-            lengths = _build(code, unit, place, bias)(place)[0].bias
-            slopes = ((bias * lengths).sum((1, 2)) / lengths.square().sum((1, 2))).tolist()
-            yield Candidate(Spec("alibi", {"distance": distance}))
-            yield Candidate(Spec("alibi", {"distance": distance, "slopes": tuple(map(nice, slopes))}))
+        lengths = _build(code, unit, place, bias)(place)[0].bias
+        slopes = ((bias * lengths).sum((1, 2)) / lengths.square().sum((1, 2))).tolist()
+        yield Candidate(Spec("alibi", {"distance": distance}))
+        yield Candidate(Spec("alibi", {"distance": distance, "slopes": tuple(map(nice, slopes))}))
     yield Candidate(Spec("sandwich"))
     corners = [code.prefix + at for at in (0, grid[-1] - 1, last + 1 - grid[-1], last)]  # have all displacements
     corners += [0] * (code.prefix > 0)

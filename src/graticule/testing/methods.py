@@ -146,7 +146,6 @@ def check_model(
 
 
 def _builder(encoding: Any, joining: Any) -> _Build:
-    """Return a function that builds a small model."""
     pixels = tuple(_PATCH * side for side in _GRIDS[0])
     size = {"img_size": pixels, "patch_size": _PATCH, "num_classes": _CLASSES}
     name, sizes = "vit_tiny_patch16_224", {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}
@@ -437,7 +436,7 @@ def _fields(case: _Case) -> None:
     model = _draw(case.build().eval())
     images, grids = _images(model, model.grid.shape, 2), model.layer_grids(model.grid)
     logits = model.forward_head(model.features_of(list(model.each_layer(images))))
-    check_same(logits, run(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
+    check_same(logits, run(model, images), "a model must compute its output from the tokens of `each_layer`", 1e-4)
     unknown = model.takes - FIELD_KINDS.keys()
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     default = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])

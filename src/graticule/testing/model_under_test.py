@@ -288,7 +288,6 @@ class ModelUnderTest:
 
     @cached_property
     def without_tables(self) -> ModelUnderTest:
-        """A subject whose tables are zero."""
         return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
 
 

@@ -73,7 +73,9 @@ def sizes(subject: ModelUnderTest, original: ModelUnderTest) -> str:
         changed = [name for name, value in old.items() if name not in now or now[name].shape != value.shape]
         changed += [name for name in now if name not in old]
         if changed:
-            raise Failed(f"set_input_size there and back must keep every shape, not that of {', '.join(changed)}")
+            raise Failed(
+                f"set_input_size there and back must keep every shape, got another one of {', '.join(changed)}"
+            )
         moved = [name for name, value in old.items() if not torch.equal(now[name], value)]
         model.load_state_dict(old)
         check_same(run(model, images), before, "set_input_size there and back must restore the result")
@@ -377,7 +379,7 @@ def autocast(subject: ModelUnderTest, original: ModelUnderTest) -> str:
             raise Failed(f"positions must be distinct under bfloat16 autocast, got equal ones on {by(wide.grid)}")
     if not differ:
         raise NotApplicable("patches of a constant image are all the same up to the first attention")
-    return f"positions on {by(wide.grid)} patches are those of float32"
+    return f"positions on {by(wide.grid)} patches are the same as in float32"
 
 
 #: Name of each check -> its function; the docstring states the law.
@@ -410,7 +412,6 @@ class Finding:
 
     @classmethod
     def of(cls, name: str, check: Callable[..., str], *args: object) -> Finding:
-        """Run a check with its arguments."""
         try:
             return cls(name, "passed", check(*args))
         except Failed as error:

@@ -43,7 +43,6 @@ class PairCode(PositionCode, ABC):
         return rounding(torch.float32, max(map(max, self.grids)), self.terms)
 
     def same(self, actual: Tensor, expected: Tensor) -> bool:
-        """Return whether values are equal."""
         return is_same(actual, expected, self.tolerance)
 
     @abstractmethod
@@ -85,7 +84,6 @@ class RotationCode(PairCode):
         return cls(lambda x, grid: position(Grid(*grid, prefix=prefix))[0].rotary(x, x)[0], channels, heads, prefix)
 
     def rotated(self, queries: Tensor, grid: Size) -> Tensor:
-        """Return rotated queries of the same shape."""
         outputs = self.run(self.rotate, grid, queries.clone(), grid)  # which code may change in place
         if outputs.shape != queries.shape:
             shapes = f"{tuple(queries.shape)}, got {tuple(outputs.shape)}"
@@ -143,11 +141,9 @@ class BiasCode(PairCode):
         return bias.double().reshape(-1, side, side)
 
     def values(self) -> dict[Size, Tensor]:
-        """Return the biases of all grids."""
         return {grid: self.at(grid) for grid in self.grids}
 
     def attention(self, grid: Size, plain: bool = False) -> Relative:
-        """Return the bias between patches."""
         return Relative(self.at(grid)[:, self.prefix :, self.prefix :], None, grid, self.prefix)
 
 

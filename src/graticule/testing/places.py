@@ -51,24 +51,6 @@ def check_law(name: str, encoding: str, joining: str = "default") -> None:
             ) from error
 
 
-def one_frame(encoding: str, joining: str, shape: Shape) -> None:
-    """Check that a video of one frame is encoded as the image, and an image of one row as the text.
-
-    That is for some values of the parameters of the new axis; all others are the same.
-    """
-    lower, higher = _grid(encoding, shape), _grid(encoding, (1, *shape))
-    image, video = (build_random(grid, encoding, joining, "one_frame") for grid in (lower, higher))
-    before, random = _values(image), {name: value.clone() for name, value in _values(video).items()}
-
-    def extend(place: int, drawn: bool) -> dict[str, Tensor | None]:
-        fresh = {name: value if drawn else torch.zeros_like(value) for name, value in random.items()}
-        return {name: _grown(before[name], new, place) if name in before else new for name, new in fresh.items()}
-
-    tries = itertools.starmap(extend, itertools.product((0, -1, -2), (True, False)))
-    law = f"a grid of {higher.shape} must have the position of {shape} (`one_frame`)"
-    _check_any(video, tries, higher, image(lower), law)
-
-
 def permutation(encoding: str, joining: str, shape: Shape) -> None:
     """Check that permuting the axes of the grid, and of the parameters, permutes the position."""
     order = (2, 0, 1) if len(shape) > 2 else (1, 0)
@@ -143,7 +125,7 @@ def row_order(encoding: str, joining: str, shape: Shape) -> None:
                 continue
             if rest(shape[::-1]) < _EXACT < 1e-6 < rest(shape):
                 raise Failed(
-                    f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is that of "
+                    f"patches must be row by row (`row_order`): `{field}` on {by(shape)} patches is the one of "
                     f"{by(shape[::-1])} patches; patch i is in row i // W and column i % W of a grid (H, W)"
                 )
 
@@ -262,13 +244,13 @@ def _check_cases(law: Callable[..., None], cases: Sequence[Any], encoding: str, 
     """
     reasons: list[str] = []  # those that were given on purpose first
     for case in cases:
-        images = law is not one_frame and len(case[0] if isinstance(case[0], tuple) else case) == 2
+        axes = len(case[0] if isinstance(case[0], tuple) else case)
         try:
             law(encoding, joining, case)
         except refusal() as error:
             reasons.insert(0, str(error))
         except ValueError as error:
-            if images:
+            if axes == 2:
                 raise
             reasons.append(describe_error(error))
     if len(reasons) == len(cases):
@@ -277,7 +259,6 @@ def _check_cases(law: Callable[..., None], cases: Sequence[Any], encoding: str, 
 
 #: Law -> its cases: grids, or for a crop the grid of the parameters, the grid of the image, and the sides of the crop.
 _CASES: dict[Callable[..., None], list[Any]] = {
-    one_frame: [(5,), (3, 4)],
     permutation: [(5, 6), (5, 6, 7)],
     row_order: [(3, 5)],
     resampling: [((4, 6), (7, 5)), ((8, 5), (3, 4)), ((4, 3), (8, 6))],
@@ -362,28 +343,6 @@ def _values(position: Position) -> dict[str, Tensor]:
     fixed = {name for name, parameter in position.named_parameters() if not parameter.requires_grad}
     state = {name: value for name, value in position.state_dict().items() if value.is_floating_point()}
     return {name: value for name, value in state.items() if name not in fixed}
-
-
-def _grown(value: Tensor, like: Tensor, place: int) -> Tensor | None:
-    """Return a parameter as one of another axis; what it has of this axis are the values of `like`.
-
-    Sides that are longer by one get them at `place`; of a kernel with one side more, the middle is the value.
-    """
-    if value.numel() == like.numel():
-        return value.view(like.shape)
-    grown = like.clone()
-    for axis in range(like.ndim if like.ndim > value.ndim else 0):
-        if like.select(axis, 0).shape == value.shape:
-            grown.select(axis, like.shape[axis] // 2).copy_(value)
-            return grown
-    if value.ndim != like.ndim:
-        return None
-    sides = [*zip(value.shape, like.shape, strict=True)]
-    if any(new - old not in (0, 1) for old, new in sides):
-        return None
-    index = [torch.tensor([at for at in range(new) if new == old or at != place % new]) for old, new in sides]
-    grown[torch.meshgrid(*index, indexing="ij")] = value
-    return grown
 
 
 def _of_axis(name: str, names: Iterable[str], order: Sequence[int]) -> str:

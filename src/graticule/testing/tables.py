@@ -19,7 +19,6 @@ from graticule.testing.models import Finding
 
 
 def laws_of(*laws: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
-    """Return laws by their names."""
     return {law.__name__: law for law in laws}
 
 
@@ -76,7 +75,6 @@ class TableCode(PositionCode):
 
     @property
     def other_grids(self) -> tuple[Size, ...]:
-        """Grids that are larger, smaller and mixed."""
         height, width = self.native
         return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
 
@@ -158,7 +156,7 @@ def transposition(code: TableCode) -> str:
     grid = code.other_grids[0]
     expected = code.map(grid).transpose(0, 1)
     with code.with_patches(code.native_map().transpose(0, 1)):
-        code.check(code.map(grid[::-1]), expected, f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed")
+        code.check(code.map(grid[::-1]), expected, f"{by(grid[::-1])} patches must be the transposed {by(grid)}")
     return f"{by(grid)} patches, transposed"
 
 
@@ -201,7 +199,7 @@ def prefix(code: TableCode) -> str:
     for grid in code.other_grids:
         law = f"{by(grid)} patches must keep the rows before"
         code.check(code.at(grid)[: code.prefix], code.rows()[: code.prefix], law)
-    return f"{code.prefix} rows before those of patches are kept"
+    return f"{code.prefix} rows before the patches are kept"
 
 
 def repetition(code: TableCode) -> str:

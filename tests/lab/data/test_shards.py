@@ -11,7 +11,7 @@ import pytest
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.training.loop import train
-from image_files import number_of, numbered, write_folder
+from image_files import BROKEN, number_of, numbered, write_folder
 from in_turn import in_turn
 from short_runs import assert_same_end, short, stopped
 
@@ -113,6 +113,17 @@ def write_pair(root, train, test=None):
     write_tar(root / "train.tar", train)
     write_tar(root / "val.tar", test or images_of("a/0.png", "b/0.png"))
     return root
+
+
+@in_turn("kind", [*BROKEN])
+def test_a_broken_image_is_skipped_and_named_in_training_and_an_error_in_evaluation(tmp_path_factory, kind):
+    members = images_of("a/0.png", "a/1.png", "b/0.png")
+    members["a/0.png"] = BROKEN[kind](members["a/0.png"])
+    root = write_pair(tmp_path_factory.mktemp("root"), members, members)
+    images, _ = load_dataset("image_folder", "train", root)
+    assert np.array_equal(images[0][0], images[1][0]) and images.skipped == [root / "train.tar" / "a" / "0.png"]
+    with pytest.raises(ValueError, match=r"val\.tar/a/0\.png cannot be used"):
+        load_dataset("image_folder", "test", root)[0][0]
 
 
 def test_names_in_an_archive_lead_nowhere_else(tmp_path):

@@ -9,7 +9,7 @@ from graticule.analysis.position_maps import BiasMaps
 from graticule.analysis.similarity import Correlations
 from graticule.lab.figures.position_sheets import bias_map_sheet, center_sheet, correlation_sheet
 from graticule.lab.figures.save import DPI, save_figure
-from graticule.lab.figures.scores import curves
+from graticule.lab.figures.scores import convergence_plot
 from graticule.position.grid import Grid
 from tiny import render
 
@@ -98,13 +98,13 @@ def test_the_suffix_says_the_format_and_the_same_figure_gives_the_same_bytes(tmp
 def test_another_suffix_is_refused_before_anything_is_written(tmp_path):
     for name in ("a.jpg", "a", "a.png.txt"):
         with pytest.raises(ValueError, match=r"`path` must end with \.png, \.pdf or \.svg"):
-            save_figure(curves({"a": [(0, 1.0, None)]}, "x", "y"), tmp_path / name)
+            save_figure(convergence_plot({"a": [(0, 1.0, None)]}), tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 def test_names_are_drawn_as_they_are_and_ticks_as_matplotlib_writes_them(tmp_path):
     names = ["$$", "$x^$", "\x1b[31mred", "\udcff", "a\nb"]
-    figure = curves({name: [(1, 50.0, None), (2, 60.0, None)] for name in names}, "epoch", "top-1 (%)", "$$ \x1b")
+    figure = convergence_plot({name: [(1, 50.0, None), (2, 60.0, None)] for name in names}, title="$$ \x1b")
     figure.axes[0].set_yscale("log")
     assert save_figure(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert figure.axes[0].get_title() == "$$ \\x1b"

@@ -16,7 +16,7 @@ from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.comparison import compare, recipe_hash, run_hash
 from graticule.lab.studies.plan import plan, planned_rows
 from graticule.lab.studies.results import Results
-from graticule.lab.studies.significance import holm, paired, paired_test
+from graticule.lab.studies.significance import format_p, holm, paired, paired_test
 from graticule.lab.tasks.options import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
@@ -28,6 +28,16 @@ from short_runs import short
 
 def small(**kwargs) -> Recipe:
     return short(**{"limit_train": 40, "epochs": 1, "model_kwargs": (), **kwargs})
+
+
+def test_the_paired_test_is_that_of_the_textbook():
+    # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3); two-sided p with 2 degrees of freedom is 1 - t / sqrt(t^2 + 2)
+    t = 2 * math.sqrt(3)
+    test = paired_test([71.0, 73.0, 74.0], [70.0, 71.0, 71.0])
+    assert test.p == pytest.approx(1 - t / math.sqrt(t * t + 2), abs=1e-12)
+    # one seed or equal differences are no test
+    assert paired_test([71.0], [70.0]) is None
+    assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
 def rows(values, metric="top1", at="trained"):
@@ -69,8 +79,6 @@ def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
     assert first["p (Holm)"] == pytest.approx(2 * first["p"]) and first["p"] == pytest.approx(0.0742, abs=1e-4)
     assert second["difference"] == pytest.approx(0) and second["p (Holm)"] == pytest.approx(1)
     assert len(paired(DataFrame(rows({"a": [1.0]})), "a")) == 0
-    assert paired_test([71.0], [70.0]) is None  # one seed, or equal differences, is no test
-    assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
     missing = [*rows({"a": [1.0, 2.0, 4.0, 8.0]}), *rows({"b": [1.5, math.nan, 4.1, 8.0]})]
     (test,) = paired(DataFrame(missing), "a").to_dict("records")
     assert test["seeds"] == 4 and math.isnan(test["difference"]) and math.isnan(test["p (Holm)"])
@@ -100,6 +108,11 @@ def test_a_difference_that_is_significant_only_before_the_correction_is_inconclu
     assert "if one excludes zero" not in results({name: values[name] for name in "ac"}).markdown()
 
 
+def test_a_p_below_five_percent_is_not_rounded_up_to_it():
+    texts = {0.04951: "0.0495", 0.04996: "0.04996", 0.05: "0.050", 0.0504: "0.050", 0.0493: "0.049"}
+    assert {p: format_p(p) for p in texts} == texts
+
+
 def test_the_text_has_the_origin_of_its_numbers_and_their_decimals():
     report = results({"a": [3.0, 4.0, 5.0], "b": [0.1, 0.2, 0.3]})
     text = report.markdown(["a.png"])
@@ -115,6 +128,16 @@ def test_holms_method_by_hand():
     assert holm([0.03]) == [0.03] and len(holm([])) == 0
     missing = [math.nan, 0.02, math.nan, 0.01]  # are not counted
     assert holm(missing) == pytest.approx([math.nan, 0.02, math.nan, 0.02], nan_ok=True)
+
+
+def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
+    scores = {"first": [70.0, 71.0, 71.0], "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
+    few = results({name: scores[name] for name in ("first", "lucky")})
+    assert few.findings(few.tests())[1][-3:] == ("0.038", "0.038", "a difference beyond chance")
+    many = {"first": scores["first"]} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
+    rows = results(many).findings(results(many).tests())
+    assert rows[1][-3:] == ("< 0.001", "< 0.001", "a difference beyond chance")
+    assert rows[2][-3:] == ("0.038", "0.113", "not significant after correction for 6 tests")
 
 
 def test_choices_and_seeds_are_refused_before_any_work(tmp_path):

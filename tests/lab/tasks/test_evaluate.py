@@ -57,18 +57,12 @@ def test_the_model_is_unchanged(data):
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", pytest.param("64-true", marks=pytest.mark.slow)])
-def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, capsys, precision):
+def test_a_run_is_scored_in_its_precision(tmp_path, capsys, precision):
     run = train(short(precision=precision, epochs=1), tmp_path / "run", progress=False)
-    losses = []
-    for words in ((), ("--precision", "32-true")):
-        code, out, _ = run_command(capsys, "evaluate", run.folder, *words)
-        (record,) = json.loads((run.folder / "evaluation.json").read_text())
-        assert code == 0 and (f"computed in {precision}" in out) == (record.get("precision") == precision) == (
-            not words
-        )
-        losses.append(record["loss"])
-    assert losses[0] == pytest.approx(float(rows(run)[0]["val_loss"]), rel=1e-6)
-    assert precision == "64-true" or losses[0] != losses[1]
+    code, out, _ = run_command(capsys, "evaluate", run.folder)
+    (record,) = json.loads((run.folder / "evaluation.json").read_text())
+    assert code == 0 and f"computed in {precision}" in out and record["precision"] == precision
+    assert record["loss"] == pytest.approx(float(rows(run)[0]["val_loss"]), rel=1e-6)
 
 
 @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -109,7 +103,6 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
     assert f"{probe} (%)" in out
     for more, message in (
         (("--mode", "canvas"), "`mode` must be left out with `probe`, got canvas"),
-        (("--precision", "bf16-true"), "`precision` must be 32-true with `probe`"),
         ((), "`images` must have a folder for each class"),
     ):
         if not more:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import zipfile
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
         ({"keep": 2}, [3, 6, 9]),
         pytest.param({"keep": 1}, [3, 9], marks=pytest.mark.slow),
         pytest.param({"keep": 1, "checkpoint_steps": 2}, [3, 9], marks=pytest.mark.slow),
+        ({"keep": 9, "checkpoint_epochs": 3}, [3, 9]),
         ({"keep": 3, "checkpoint_steps": 2}, [3, 6, 8, 9]),  # 6 after the second epoch; 8 and 9 follow
         pytest.param({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9], marks=pytest.mark.slow),
     ],
@@ -79,6 +81,21 @@ def test_a_damaged_pointer_or_one_to_anything_but_a_checkpoint_beside_it_is_refu
     (tmp_path / "best.json").write_text(text)
     with pytest.raises(ValueError, match=rf"best\.json {message}"):
         best_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
+def test_one_changed_byte_of_a_checkpoint_is_named(tmp_path, halfway, capsys, at):
+    run = copied(halfway, tmp_path / "run")
+    content = bytearray(run.last.read_bytes())
+    with zipfile.ZipFile(run.last) as file:  # a byte of the contents, which the check sums cover
+        largest = max(file.infolist(), key=lambda entry: entry.file_size)
+    start = content.index(b"data/", largest.header_offset) + 200
+    content[start + int(at * (largest.file_size - 400))] ^= 1
+    run.last.write_bytes(content)
+    code, _, errors = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and "its check sums do not fit its contents" in errors and "remove it to resume from" in errors
+    with pytest.raises(ValueError, match="check sums do not fit"):
+        run.model(checkpoint="last")
 
 
 def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway):

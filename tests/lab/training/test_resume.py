@@ -2,11 +2,13 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from forked import forked, run_command
 from graticule.lab.cli import main
+from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import Interrupted
@@ -24,6 +26,12 @@ def resume_and_die(run: Run, step: int) -> None:
     """Kill this process in the step after `step`."""
     at_step(pytest.MonkeyPatch(), step, lambda: signal_itself(signal.SIGKILL))
     main(["train", *TYPED.split(), "--output", str(run.folder), "--auto-resume"])
+
+
+def die_in_step(recipe: Recipe, folder: Path, step: int) -> None:
+    """Train, and kill this process in the step after `step`."""
+    at_step(pytest.MonkeyPatch(), step, lambda: signal_itself(signal.SIGKILL))
+    train(recipe, folder, progress=False)
 
 
 def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp_path):
@@ -63,6 +71,18 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
     assert run.last.exists() and not run.finished
     train(run.recipe(), run.folder, resume=True, progress=False)
     assert run.finished and run.result()["epochs"] == 2
+
+
+def test_a_run_with_few_checkpoints_repeats_epochs_bit_for_bit(tmp_path):
+    recipe = short(epochs=3, lr=1e-30, min_lr=0.0, warmup_lr=0.0, checkpoint_epochs=3)  # so the first epoch is the best
+    uninterrupted = train(recipe, tmp_path / "whole", progress=False)
+    process = forked(die_in_step, recipe, tmp_path / "run", 7)
+    process.join(600)
+    run = Run.open(tmp_path / "run")
+    assert process.exitcode == -signal.SIGKILL and run.last.name == "step-000000003.ckpt" and len(rows(run)) == 2
+    train(recipe, run.folder, resume=True, progress=False)
+    assert_same_end(run, uninterrupted)
+    assert len(rows(run)) == 3
 
 
 def test_a_run_folder_is_not_trained_over(plain_run):

@@ -40,6 +40,7 @@ def test_a_published_model_is_trained_with_its_weights_and_its_position(publishe
     described = json.loads(run.recipe_file.read_text())
     assert described["trainable"] == sum(parameter.numel() for parameter in source.head.parameters())
     assert described["backbone"]["model_args"]["joining"] == "lape"
+    assert run.position == "learnable + peg, joining lape" and described["recipe"]["joining"] == "default"
 
 
 def test_the_run_does_not_need_the_source_any_more(published, tmp_path):

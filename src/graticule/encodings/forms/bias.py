@@ -95,7 +95,6 @@ class BiasPosition(Position):
         return fill_layers([bias.layer(grid.within) for bias in biases], self.layer_indices, self.depth)
 
     def keep(self, layers: Collection[int]) -> None:
-        """Remove the encodings of all layers but these."""
         self.layer_indices = tuple(layer for layer in self.layer_indices if layer in layers)
         for name in [name for name, _ in self.encodings.named_children() if int(name) not in self.layer_indices]:
             delattr(self.encodings, name)
@@ -166,7 +165,6 @@ class BiasEncoding(LayerBias, Encoding):
 
     @classmethod
     def build_layer(cls, stage: StageSpec, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
-        """Build the bias of a layer."""
         return cls.build(stage, stage.within, options)
 
 

@@ -108,7 +108,6 @@ class Noise:
 
     @property
     def active(self) -> bool:
-        """Return whether it changes anything."""
         return (self.shift, self.jitter, self.rescale) != (None, None, None)
 
     def __call__(self, coordinates: Tensor) -> Tensor:

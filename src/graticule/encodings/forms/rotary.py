@@ -198,7 +198,7 @@ class FixedRotary(PlaneRotary):
     forward pass. A constructor must set the attributes for `vectors` before it calls the constructor of this class.
     """
 
-    exempt: tuple[str, ...] = ("one_frame, permutation: frequencies are divided among the axes",)
+    exempt: tuple[str, ...] = ("permutation: frequencies are divided among the axes",)
 
     def __init__(
         self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None

@@ -95,8 +95,8 @@ class Scaling:
       :math:`(1 + \ln(s_y s_x) / 10)^2`, where on one axis s is the ratio of numbers of tokens, as in the paper.
     - 'dy_ntk': :math:`\omega s^{-2 t^2 u}`, where t is the time of diffusion, 1 for noise and 0 for the image: there
       nothing is scaled. `graticule.set_progress` sets 1 - t.
-    - 'dy_yarn': :math:`\omega` above :math:`16 t^2` turns, that of 'ntk' from :math:`2 t^2` to :math:`1.25 t^2`, that
-      of 'interpolation' below :math:`0.75 t^2`, linear in k between; and sines and cosines of the axis times
+    - 'dy_yarn': :math:`\omega` above :math:`16 t^2` turns, as 'ntk' from :math:`2 t^2` to :math:`1.25 t^2`, as
+      'interpolation' below :math:`0.75 t^2`, linear in k between; and sines and cosines of the axis times
       :math:`1 + \ln(s) / 10`. Bounds in DyPE's code change places at t < 0.03; these do not.
     - 'riflex': on an axis of L patches, more than its reference N, the frequency whose rounded period is nearest to N
       becomes :math:`0.9 \cdot 2 \pi / L`, if L is above the period. N is the length after which the trained model

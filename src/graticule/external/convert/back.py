@@ -56,7 +56,7 @@ def to_timm(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
 
 
 def _resize(there: Any, model: Backbone) -> None:
-    """Set the image size, the windows and the classifier of timm's model to those of ours.
+    """Set the image size, the windows and the classifier of timm's model to ours.
 
     Its own `set_input_size` accepts the windows of every stage from timm 1.0.31 on, and then scales these with the
     image when it is called with only a size. Earlier versions accept one window for all stages.

@@ -33,7 +33,7 @@ class ConvertedFrom:
     skeleton: the model with its parameters on the meta device, but for those without a counterpart here.
     names: name of each tensor there -> its names in the backbone: several if its rows are split, none if it is kept as
         it is. Rows of several tensors with the same name here follow each other in this order.
-    arguments: those of the backbone, when it was converted.
+    arguments: arguments of the backbone, when it was converted.
     """
 
     skeleton: nn.Module
@@ -52,7 +52,6 @@ class ConvertedFrom:
 
     @property
     def library(self) -> str:
-        """The name of the library of the model."""
         return type(self.skeleton).__module__.partition(".")[0]
 
     def empty(self, device: torch.device) -> nn.Module:
@@ -79,7 +78,7 @@ def computed_names(model: Backbone) -> set[str]:
 
 
 def parts_of(names: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return views of our tensors, or of rows of one, whose rows are those of each tensor of the other library."""
+    """Return views of our tensors, or of rows of one, with the rows of each tensor of the other library."""
     joined, rank, parts = Counter(names.values()), Counter[tuple[str, ...]](), {}
     for name, targets in names.items():
         count = joined[targets]
@@ -106,12 +105,12 @@ def convert(
     The structure is read from the modules and attributes of the model, not from its name, and nothing is assumed: all
     that was not read is compared with what the class of the model builds from that, so a model that was changed since
     is refused. Every tensor of the model corresponds to one of the backbone, and vice versa; so its outputs are those
-    of `model`, including those of `forward_features` and intermediates, and in training its rates of dropout and
-    stochastic depth are those of `model`. It accepts any image whose sides are multiples of the patch: tables are
+    of `model`, including `forward_features` and intermediates, and so are its rates of dropout and stochastic depth in
+    training. It accepts any image whose sides are multiples of the patch: tables are
     resampled as with timm's `dynamic_img_size`, or as transformers' class does with `interpolate_pos_encoding`.
 
     The output for a model of transformers is its `logits`, else its `image_embeds`, else its `pooler_output`, else its
-    `last_hidden_state`, which is that of `forward_features`. MAE's encoder has all patches here, in their order.
+    `last_hidden_state`, which `forward_features` returns. MAE's encoder has all patches here, in their order.
 
     With another encoding or joining the position is new and everything else is kept. The new position starts as close
     to the old one as possible (`change_position`): `joining="lape"` joins the table of the model, by norms that give
@@ -119,7 +118,7 @@ def convert(
 
     Args:
         model: a model of timm or transformers.
-        encoding: an encoding, as in `create_model`; that of the model by default.
+        encoding: an encoding, as in `create_model`; the model's by default.
         joining: a joining; 'default' by default.
         images: some preprocessed images, (B, C, height, width), on which a new position is fitted and the
             drift of the features is measured; by default it is fitted on the mean image.
@@ -245,7 +244,7 @@ LINEAR = (0, 2, 3, 1)
 
 
 def _copy_values(model: nn.Module, parts: Mapping[str, list[Tensor]]) -> None:
-    """Copy the tensors of the model to our parts; tables may have other axes than here before that of channels."""
+    """Copy the tensors of the model to our parts; tables may have other axes than ours before the channels."""
     for name, value in model.state_dict().items():
         if not parts[name]:
             continue

@@ -33,7 +33,7 @@ class Conversion:
     """Description of a model of timm or transformers as one of ours, read from its attributes.
 
     backbone: the class of our model.
-    arguments: those of its constructor except `position`, as plain values, which can be written to a file.
+    arguments: arguments of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
     build_source: builds a model of the other library from what was read, without weights, as `build_of_class` does; by
         default from the configuration of a model of transformers.
@@ -148,11 +148,7 @@ def build_of_class(
 ) -> Callable[[], nn.Module]:
     """Return what builds a model of the class of `model` from those arguments that its constructor has.
 
-    Args:
-        model: the model of timm.
-        arguments: arguments of our constructor and of timm's; the later ones count.
-        signature: what has the arguments of the constructor, where that takes any.
-        others: further arguments of the constructor.
+    Of several mappings the last one counts. `signature` has the arguments of a constructor that takes any.
     """
     known = inspect.signature(signature or type(model)).parameters
     chosen = {name: value for mapping in (*arguments, others) for name, value in mapping.items() if name in known}
@@ -166,14 +162,7 @@ def factory_of(part: nn.Module) -> Callable[..., nn.Module]:
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
-    """Return the error for a part of a model that cannot be converted.
-
-    Args:
-        model: the model, or a module of it.
-        attribute: the name of the part that cannot be converted.
-        value: its value; for a module, its class is named.
-        rule: the rule that it violates, such as 'must be False'.
-    """
+    """Return the error for an attribute of a model or a module that violates a rule, such as 'must be False'."""
     value_text = type(value).__name__ if isinstance(value, nn.Module) else format_value(value)
     return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {value_text}.")
 
@@ -287,7 +276,7 @@ def _read_projection(attn: Any) -> dict[str, Any]:
         return {"qkv_layer": "fused", "qkv_bias": attn.qkv.bias is not None}
     bias, key_bias = attn.q_proj.bias is not None, attn.k_proj.bias is not None
     if key_bias and not bias:
-        raise refuse(attn, "k_proj.bias", "a bias", "must be None as that of the queries")
+        raise refuse(attn, "k_proj.bias", "a bias", "must be None as the bias of the queries")
     return {"qkv_layer": "separate" if bias == key_bias else "separate_no_key_bias", "qkv_bias": bias}
 
 

@@ -89,7 +89,6 @@ def read_relpos(model: Any) -> Conversion:
 
 
 def _read_bias(bias: Any) -> Spec:
-    """Return the encoding of a bias module of timm."""
     if isinstance(bias, RelPosBias):
         rows = {"prefix_rows": True} if bias.prefix_tokens else {}
         return Spec("relative_bias", {**rows, "resampler": RESAMPLER})
@@ -220,7 +219,11 @@ def read_rotary(model: Any) -> Spec:
         raise refuse(model, "rope", rope, "must be RotaryEmbeddingCat, RotaryEmbeddingMixed or RotaryEmbeddingDinoV3")
     if rope.grid_indexing not in ("ij", "xy"):
         raise refuse(rope, "grid_indexing", rope.grid_indexing, "must be 'ij' or 'xy'")
-    options = _read_dinov3(rope) if type(rope) is RotaryEmbeddingDinoV3 else _read_axial(rope)
+    options: dict[str, Any] = {"base": float(rope.temperature)}
+    if type(rope) is RotaryEmbeddingDinoV3:
+        options |= {"turns": True, "coordinates": rope.normalize_coords}
+    elif rope.ref_feat_shape is not None:
+        options |= {"scaling": "interpolation", "reference": tuple(rope.ref_feat_shape)}
     if half:
         options["layout"] = "half"
     if rope.grid_indexing == "xy":
@@ -228,19 +231,6 @@ def read_rotary(model: Any) -> Spec:
     if rope.grid_offset:
         options["offset"] = float(rope.grid_offset)
     return Spec("rope", {**options, **noise})
-
-
-def _read_axial(rope: Any) -> dict[str, Any]:
-    """Return frequencies and coordinates of timm's `RotaryEmbeddingCat`."""
-    options: dict[str, Any] = {"base": float(rope.temperature)}
-    if rope.ref_feat_shape is not None:
-        options |= {"scaling": "interpolation", "reference": tuple(rope.ref_feat_shape)}
-    return options
-
-
-def _read_dinov3(rope: Any) -> dict[str, Any]:
-    """Return frequencies and coordinates of timm's `RotaryEmbeddingDinoV3`."""
-    return {"base": float(rope.temperature), "turns": True, "coordinates": rope.normalize_coords}
 
 
 @parts.register_conversion(VisionTransformerSAM)

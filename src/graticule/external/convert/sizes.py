@@ -132,7 +132,7 @@ def _scale_maps(value: Any, old: Shape, new: Shape, name: str) -> Any:
 
 
 def set_counts(configs: Iterable[Any], counts: Mapping[int, int], complete: bool) -> None:
-    """Set the numbers of tokens of an image in a text, by those of the old size, which may not be all."""
+    """Set the numbers of tokens of an image in a text, by the numbers for the old size, which may not be all."""
     for config in configs_of(configs):
         for name in _COUNTS:
             value = vars(config).get(name)

@@ -37,7 +37,7 @@ _IN_BLOCKS = {
     "ls1.gamma": "layer_scale1.lambda1 lambda_1",
     "ls2.gamma": "layer_scale2.lambda1 lambda_2",
 }
-#: The same for parts outside of blocks; those of a mask token, of a predictor and of mergers of tokens have no name.
+#: The same for parts outside of blocks; mask tokens, predictors and mergers of tokens have no name.
 _OUTSIDE = {
     "": "embeddings.mask_token predictor merger deepstack_merger_list",
     "cls_token": "embeddings.cls_token embeddings.class_embedding",
@@ -72,9 +72,7 @@ _BLOCK = re.compile(r"(?:layers?|blocks)\.(\d+)\.(?:blocks\.(\d+)\.)?(.+)")
 def names_of(model: nn.Module, others: Mapping[str, str] = {}) -> dict[str, str | tuple[str, ...]]:
     """Map the name of each tensor of a model of transformers to its name in timm's layout.
 
-    Args:
-        model: the model.
-        others: a part in timm's layout -> its name here, if the family has another one.
+    `others` maps parts in timm's layout to names of the family that differ.
     """
     return {name: _timm_name(name, others) if value.numel() else () for name, value in model.state_dict().items()}
 
@@ -227,12 +225,11 @@ def drop_path(model: Any) -> float:
 
 
 def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return attention as arguments of our ViT."""
     dropout = getattr(model.config, "attention_probs_dropout_prob", getattr(model.config, "attention_dropout", 0))
     fused = "blocks.0.attn.qkv.bias" in tensors
     biases = tuple(fused or f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
     if biases[0] != biases[2] or biases[1] > biases[0]:
-        raise refuse(model, "key_bias", biases, "must be as those of queries and values, or left out,")
+        raise refuse(model, "key_bias", biases, "must be as for queries and values, or left out,")
     return {
         "qkv_layer": "no_key_bias" if biases[0] > biases[1] else "fused",
         "qkv_bias": biases[0],
@@ -241,11 +238,10 @@ def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the MLPs as arguments of our ViT."""
     _check_config(model, hidden_dropout_prob=0)
     proj_bias = "blocks.0.attn.proj.bias" in tensors
     if proj_bias != ("blocks.0.mlp.fc2.bias" in tensors):
-        raise refuse(model, "config.mlp_bias", not proj_bias, f"must be {proj_bias} as that of attention's projection")
+        raise refuse(model, "config.mlp_bias", not proj_bias, f"must be {proj_bias} as for attention's projection")
     hidden = tensors["blocks.0.mlp.fc2.weight"].shape[1]
     gated = "blocks.0.mlp.fc1_g.weight" in tensors
     packed = not gated and tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
@@ -311,7 +307,7 @@ def read_swin(model: Any) -> Conversion:
     twice.
     """
     config = model.config
-    _check_config(model, hidden_act="gelu", hidden_dropout_prob=0, layer_norm_eps=1e-5)  # that of its other norms
+    _check_config(model, hidden_act="gelu", hidden_dropout_prob=0, layer_norm_eps=1e-5)  # as its other norms
     names = names_of(model, {"pos_embed": "pos_embed1"})  # of the first stage
     arguments = {
         "img_size": to_2tuple(config.image_size),

@@ -42,8 +42,8 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
     largest = float((output.reshape(expected.shape) - expected).abs().max())
     if not largest <= max(_TOLERANCE, 16 * torch.finfo(weight.dtype).eps) * scale:
         raise ValueError(
-            f"`model` must compute what its class does, got {kind} whose output for one image differs from that of "
-            f"{type(backbone).__name__} by {largest:.2g}, where the largest is {scale:.2g}; "
+            f"`model` must compute what its class does, got {kind} whose output for one image differs from the "
+            f"{type(backbone).__name__}'s by {largest:.2g}, where the largest is {scale:.2g}; "
             "`verify=False` converts it without this check."
         )
 
@@ -51,9 +51,7 @@ def check_outputs(model: nn.Module, backbone: Backbone) -> None:
 def outputs_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the output of a model as the backbone has it, and its tokens, if the model returns them.
 
-    Args:
-        model: a model of timm or transformers.
-        x: images (B, C, height, width), or videos (B, C, frames, height, width).
+    x: images (B, C, height, width), or videos (B, C, frames, height, width).
     """
     name, config = type(model).__name__, cast("Any", getattr(model, "config", None))
     if not name.startswith("Qwen") and not name.startswith("Pixtral"):

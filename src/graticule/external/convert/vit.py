@@ -45,13 +45,13 @@ def with_norms(layer: str) -> Describe:
 def vit_arguments(
     model: Any, trunk: dict[str, Any], kinds: Mapping[Any, Describe]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a model as arguments of our ViT, and as those of timm's, with the first block, which is of these kinds."""
+    """Return a model as arguments of our ViT and of timm's, read from the first block, which is of these kinds."""
     check_kind(model, "blocks.0", *kinds)
     arguments, source = kinds[type(model.blocks[0])](model.blocks[0])
     rates = [part.drop_prob for part in model.blocks[-1].modules() if hasattr(part, "drop_prob")]
     act = trunk.pop("pool_act", arguments["act_layer"])
     if act != arguments["act_layer"]:
-        raise refuse(model, "attn_pool.mlp.act", act, f"must be {arguments['act_layer']} as that of the blocks")
+        raise refuse(model, "attn_pool.mlp.act", act, f"must be {arguments['act_layer']} as in the blocks")
     arguments |= {**trunk, "depth": len(model.blocks), "drop_path_rate": float(rates[0]) if rates else 0.0}
     return arguments, {**arguments, **_settings(model), **source}
 
@@ -192,7 +192,6 @@ def read_ends(model: Any, patches: nn.Module) -> dict[str, Any]:
 
 
 def _read_pool(model: nn.Module) -> dict[str, Any]:
-    """Return the arguments for the pooling of tokens."""
     include_prefix = getattr(model, "pool_include_prefix", False)
     arguments = {"global_pool": model.global_pool, "pool_include_prefix": include_prefix}
     pool = getattr(model, "attn_pool", None)

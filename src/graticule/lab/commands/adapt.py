@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import parse_recipe
+from graticule.lab.commands.options import parse
 from graticule.lab.commands.train import TrainOptions, run, with_folder
 from graticule.lab.recipes.load import load_recipe
 
@@ -35,7 +35,7 @@ class AdaptOptions(TrainOptions):
 
 def read(arguments: list[str]) -> AdaptOptions:
     """Read the options, with a recipe of the model and the images."""
-    options = parse_recipe(AdaptOptions, load_recipe("adapt"), arguments, "adapt")
+    options = parse(AdaptOptions, "adapt", arguments, load_recipe("adapt"))
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.overrides:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")

@@ -145,8 +145,6 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = field(default_factory=list)
     """DOWNxRIGHT, in patches of the coarsest grid (default: 1x0 0x1 1x1)"""
-    border: Rare[int] = 1
-    """tokens closer to an edge than this many patches are reported separately"""
 
     def draw(self, models: Mapping[str, training.LoadedModel]) -> Drawings:
         """Measure the error of each layer."""
@@ -160,7 +158,7 @@ class TranslationOptions(NamedData, OnDevice, KindOptions):
         for index, (label, opened) in enumerate(models.items()):
             data, size = test_data(opened, self), sizes[label]
             images = data.spread_test_images(size, self.count or min(128, data.num_test))[0].to(device)
-            error = errors[label] = analysis.translation_error(views[label].to(device), images, shifts, self.border)
+            error = errors[label] = analysis.translation_error(views[label].to(device), images, shifts)
             shifted = ", ".join("x".join(map(str, shift)) for shift in error.shifts)
             sides = "x".join(map(str, size))
             self.say(f"{printable(opened.target)}: {error.images} images of {sides}, shifts {shifted}")

@@ -6,15 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from graticule import testing
 from graticule.lab import training
-from graticule.lab.arguments import Positional, Rare
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput, OfSize, square
 from graticule.lab.recipes.load import RECIPES
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.registry.fields import Side
 from graticule.registry.plugins import describe_error, load_plugin, source_of
 
 if TYPE_CHECKING:
@@ -37,16 +36,13 @@ class CheckOptions(OfSize, JsonOutput):
 
     target: Positional[str]
     """MODEL, FILE.py or FILE.py:NAME"""
-    patch_size: Rare[tuple[Annotated[Side, "PIXELS"], ...]] = ()
-    """one side, or height and width, of a patch (default: the model's)"""
     skip: list[str] = field(default_factory=list)
     """names of checks to leave out"""
 
 
 def run(options: CheckOptions) -> int:
     """Check the position code of a model or a plugin."""
-    sides = {"img_size": options.img_size, "patch_size": options.patch_size}
-    sizes = {name: square(values, name=name) for name, values in sides.items() if values}
+    sizes = {"img_size": square(options.img_size)} if options.img_size else {}
     if options.target.endswith(".py"):
         _check_alone(options, sizes, "a plugin")
         title, findings = options.target, list(_plugin(options.target))
@@ -69,7 +65,7 @@ def run(options: CheckOptions) -> int:
 
 def _check_alone(options: CheckOptions, sizes: dict[str, tuple[int, int]], noun: str) -> None:
     if sizes or options.skip:
-        raise ValueError(f"`img_size`, `patch_size` and `skip` must be left out for {noun}, got one of them.")
+        raise ValueError(f"`img_size` and `skip` must be left out for {noun}, got one of them.")
 
 
 def _plugin(file: str) -> Iterator[testing.Finding]:

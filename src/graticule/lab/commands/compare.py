@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from graticule.lab import pages, studies, tasks, training
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import JsonOutput, output_folder, overridden, parse, parse_recipe
+from graticule.lab.commands.options import JsonOutput, output_folder, overridden, parse
 from graticule.lab.recipes.load import load_recipe
 from graticule.registry.checks import parse_sizes
 from graticule.registry.specs import split_outside
@@ -65,7 +65,7 @@ def read(arguments: list[str]) -> CompareOptions:
     if not arguments or arguments[0].startswith("-"):
         parse(CompareOptions, "compare", arguments)  # prints the help, or says what is missing
     name, recipe = arguments[0], load_recipe(arguments[0])
-    options: Any = parse_recipe(CompareOptions, recipe, arguments[1:], f"compare {shlex.quote(name)}")
+    options: Any = parse(CompareOptions, f"compare {shlex.quote(name)}", arguments[1:], recipe)
     sizes = parse_sizes(options.sizes)
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, got {' '.join(options.sizes)}.")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from graticule import analysis, external
 from graticule.lab import figures, training
-from graticule.lab.arguments import Positional, Rare, default_of
+from graticule.lab.arguments import Positional, default_of
 from graticule.lab.commands.opening import check_labels, choose_device, label_models, open_models, test_data
 from graticule.lab.commands.options import Figures, JsonOutput, NamedData, OnDevice, output_folder, parse
 from graticule.lab.tasks.options import ImageOptions, Recipe, SegmentationOptions
@@ -35,8 +35,6 @@ class EvaluateOptions(SegmentationOptions, ImageOptions, Figures, NamedData, Jso
     """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
     probe: Literal["knn", "ridge"] | None = None
     """read classes from the frozen features of any backbone, by neighbors or a linear map"""
-    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
-    """precision of the computation (default: the run's)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or runs/NAME)"""
 
@@ -91,14 +89,15 @@ def run(options: EvaluateOptions) -> int:
         evaluation.check(task, source.model, data)
     evaluated, precisions = [], dict[str, list[str]]()
     for label, source, task, data in zip(label_models(opened), opened, tasks, datasets, strict=True):
-        precision = options.precision or task.recipe.precision
+        precision = task.recipe.precision
         precisions.setdefault(precision, []).append(source.target)
         scores = evaluation.scores(task, training.with_precision(source.model, precision, device), data, device=device)
         measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
     table, records = evaluation.table(evaluated), evaluation.records(evaluated)
     options.print_table(table.columns, *table.rows)
-    options.say(*table.notes)
+    starred = any(cell.endswith(" *") for row in table.rows for cell in row)
+    options.say(*[f"* {table.star}"] * starred, *table.notes)
     for precision in precisions.keys() - {"32-true"}:
         options.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
         for record in records:
@@ -118,8 +117,6 @@ def _probe(options: EvaluateOptions, opened: Sequence[training.LoadedModel], pro
     for name, (value, _) in _task_options(options).items():
         if name != "sizes":
             raise ValueError(f"`{name}` must be left out with `probe`, got {value}.")
-    if options.precision not in (None, "32-true"):
-        raise ValueError(f"`precision` must be 32-true with `probe`, got {options.precision}.")
     device, folder = choose_device(options.device), output_folder(options.output, opened[0].folder)
     records, rows = [], []
     for label, source in zip(label_models(opened), opened, strict=True):

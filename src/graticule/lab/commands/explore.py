@@ -13,7 +13,7 @@ import graticule
 from graticule.lab import data, pages, training
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import label_models, open_models, read_input
-from graticule.lab.commands.options import NamedModels, print_written
+from graticule.lab.commands.options import NamedModels, output_folder, print_written
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import make_folder, read_bytes
 
@@ -38,7 +38,7 @@ class ExploreOptions(NamedModels):
     sizes: list[str] = field(default_factory=list)
     """sizes of the images, sides in pixels or HEIGHTxWIDTH, the first shown first (default: each model's)"""
     output: Path | None = None
-    """folder for explorer.html, or file NAME.html (default: the first run's, or runs/NAME)"""
+    """folder for explorer.html (default: the first run's, or runs/NAME)"""
     open: bool = True
     """open the page in the browser, if there is a terminal"""
 
@@ -47,12 +47,6 @@ def run(options: ExploreOptions) -> int:
     """Write the page of the explorer."""
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
-    page = options.output
-    if page is not None and (page.is_dir() or not page.suffix):
-        page = page / "explorer.html"
-    if page is not None and page.suffix != ".html":
-        raise ValueError(f"`output` must be a folder, or a file NAME.html, got {str(options.output)!r}.")
-
     images = _find_images(options.images, options.models)
     opened = open_models(options.models, options, "explore")
     models = []
@@ -62,7 +56,7 @@ def run(options: ExploreOptions) -> int:
         tests = model.run.data() if model.run is not None and any(isinstance(image, int) for image in images) else None
         batches = [_read_images(model, images, size, tests) for size in sizes]
         models.append(pages.compute_maps(model.model, batches, model.images.mean, model.images.std, label, model.title))
-    page = page or opened[0].folder / "explorer.html"
+    page = output_folder(options.output, opened[0].folder) / "explorer.html"
     make_folder(page.parent)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     about = f"Made by {options.line} with graticule {graticule.__version__}, {date}."

@@ -27,10 +27,8 @@ class ExportOptions(OfSize, NamedModels, JsonOutput):
 
     model: Positional[str]
     """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, converted if it can be"""
-    format: str | None = None
-    """onnx or torch-export (default: from the name of the output, or onnx)"""
     output: Path | None = None
-    """folder for model.onnx or model.pt2, or file (default: the run's folder, or runs/NAME)"""
+    """folder for model.onnx, or file NAME.onnx or NAME.pt2 of torch.export (default: the run's folder, or runs/NAME)"""
     dynamic: list[str] = field(default_factory=list)
     """free (dynamic) axes of the program: batch, and sides, all of an image; separated by spaces or commas"""
     features: list[int] = field(default_factory=list)
@@ -41,10 +39,6 @@ class ExportOptions(OfSize, NamedModels, JsonOutput):
     """quantize the weights of linear layers to 8 bits"""
 
 
-#: The suffix of a file in each format.
-SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
-
-
 def run(options: ExportOptions) -> int:
     """Export a model, run it and compare it."""
     from graticule.position.places import by
@@ -52,13 +46,10 @@ def run(options: ExportOptions) -> int:
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "sides"))
-    named = options.output is not None and not options.output.is_dir()
-    chosen = options.format or (None if named else "onnx")
-
     (source,) = open_models([options.model], options, "export", "images*", converted=True)
     model: Any = source.model
     output = options.output or source.folder
-    output = output if named else output / f"model{SUFFIXES.get(chosen or '', '')}"
+    output = output / "model.onnx" if output.is_dir() or not output.suffix else output
     if options.maps:
         if getattr(model, "features", None) is None:
             raise ValueError(
@@ -69,7 +60,7 @@ def run(options: ExportOptions) -> int:
 
     size = square(options.img_size, len(surgery.Exportable.of(model).size))
     what: Any = {"dynamic": free, "features": options.features, "int8": options.int8}
-    exported = surgery.export(model, output, chosen, img_size=size, **what)
+    exported = surgery.export(model, output, img_size=size, **what)
     options.say(f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB")
     for call in exported.compared:
         error = f"differs from PyTorch by {call.error:.1e} of the largest"

@@ -7,7 +7,7 @@ import fnmatch
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import graticule
 from graticule import dense
@@ -27,11 +27,12 @@ class ModelsOptions(JsonOutput):
         graticule models "deit_*"
         graticule models lape
         graticule models --matrix
-        graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
+        graticule models pvt_tiny --matrix
 
     Multiply-adds count matrix products and convolutions for one image. PosMLP's paper counts the logits of GGQPE
     for each pair of patches as well, 0.12 G in T, S and B; here they are computed per displacement.
-    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
+    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them,
+    and --json has the reasons.
     Methods and models that --plugin FILE.py registers are included.
     """
 
@@ -40,12 +41,6 @@ class ModelsOptions(JsonOutput):
     the names of all; for a matrix, one of each family)"""
     matrix: bool = False
     """print the supported combinations of models, encodings and joinings"""
-    encodings: list[str] = field(default_factory=list)
-    """for a matrix: encodings, with options (default: every one)"""
-    reasons: bool = False
-    """for a matrix: also print the reason why a combination is refused"""
-
-    needs: ClassVar[Mapping[str, str]] = {"encodings": "matrix", "reasons": "matrix"}
 
 
 def run(options: ModelsOptions) -> int:
@@ -183,17 +178,11 @@ def measure_language_model(name: str) -> dict[str, Any]:
 
 
 def _print_matrix(options: ModelsOptions) -> int:
-    from graticule.position.position import ENCODINGS
-
-    for encoding in options.encodings:
-        ENCODINGS.specs(encoding)
     names = match_names(options.patterns, graticule.list_models())
     models = {name: graticule.create_model(name) for name in names} or studies.families()
-    reasons = studies.combinations(models, options.encodings or None)
+    reasons = studies.combinations(models)
     options.print_table(("encoding", *models), *studies.rows(reasons))
     options.say("", ", ".join(f"{letters} = {joining}" for joining, letters in studies.initials().items()))
-    if options.reasons:
-        options.say("", *(f"{', '.join(case)}: {reason}" for case, reason in reasons.items() if reason))
     return options.finish(
         [
             {"model": model, "encoding": encoding, "joining": joining, "refused": reason or None}

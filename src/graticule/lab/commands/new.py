@@ -37,16 +37,14 @@ class NewOptions(Options):
 _TEMPLATES = Path(__file__).parent / "templates"
 #: The kinds that `graticule check FILE.py` checks.
 _CHECKED = {"encoding", "bias", "rotary", "joining", "backbone", "task"}
-#: Kind -> command that tries a file of that kind.
+#: Kind -> arguments of `graticule train` that try a file of that kind.
 _TRY = {
-    "encoding": "train digits_quick --plugin {file} --encoding {name}",
-    "bias": "train digits_quick --plugin {file} --encoding {name}",
-    "rotary": "train digits_quick --plugin {file} --encoding {name}",
-    "joining": "train digits_quick --plugin {file} --joining {name}",
-    "backbone": "train digits_quick --plugin {file} --model {name}",
-    "dataset": "train digits_quick --plugin {file} --dataset {name}",
-    "recipe": "train {name} --plugin {file}",
-    "task": "train {name}_digits --plugin {file}",
+    **dict.fromkeys(("encoding", "bias", "rotary"), "digits_quick --plugin {file} --encoding {name}"),
+    "joining": "digits_quick --plugin {file} --joining {name}",
+    "backbone": "digits_quick --plugin {file} --model {name}",
+    "dataset": "digits_quick --plugin {file} --dataset {name}",
+    "recipe": "{name} --plugin {file}",
+    "task": "{name}_digits --plugin {file}",
 }
 
 
@@ -68,5 +66,5 @@ def run(options: NewOptions) -> int:
         write_text(path, Template(text).substitute(parts))
     print_written(file, test)
     print(f"check it: graticule check {file}" if options.kind in _CHECKED else f"test it:  pytest {test}")
-    print(f"run it:   graticule {_TRY[options.kind].format(name=name, file=file)}")
+    print(f"run it:   graticule train {_TRY[options.kind].format(name=name, file=file)}")
     return 0

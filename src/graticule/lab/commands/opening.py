@@ -12,7 +12,7 @@ from typing import Any
 
 from graticule.lab import data as lab_data
 from graticule.lab import training
-from graticule.lab.commands.options import NamedData, NamedModels
+from graticule.lab.commands.options import NamedData, NamedModels, reads_files
 from graticule.registry.checks import is_path, known_name, printable
 
 
@@ -67,6 +67,8 @@ def named_data(opened: training.LoadedModel, name: str, root: Path | None = None
         if not (is_path(name) or Path(name).is_dir()):
             known_name("images", name, [*lab_data.list_datasets(), "a folder"])
         return folder_data(opened, Path(name))
+    if root is not None and not reads_files(name):
+        raise ValueError(f"`data_root` must be left out with {name}, which reads no files, got {str(root)!r}.")
     data = lab_data.DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     if data.info.channels != opened.images.channels:
         raise ValueError(

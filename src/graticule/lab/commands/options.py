@@ -114,22 +114,43 @@ class Figures:
     """format of the figures: png, or pdf or svg, which scale to any size"""
 
 
-def parse(kind: type[T], command: str, arguments: Sequence[str]) -> T:
-    """Parse the arguments of a command into a dataclass.
+def parse(kind: type[T], command: str, arguments: Sequence[str], recipe: Any = None) -> T:
+    """Parse the arguments of a command into a dataclass, whose field `recipe` has the values of `recipe` as defaults.
+
+    Overrides of a recipe must have an effect, and take precedence over --quick; its own warm-up and decays fit
+    `--epochs`.
 
     Raises:
         SystemExit: after the help was printed.
         BadArguments: for an unknown option, a missing or an invalid value, or one without effect.
     """
-    changes = read_changes(kind, command, arguments)
+    recipe = recipe.quick() if recipe is not None and "--quick" in arguments else recipe
+    defaults = {} if recipe is None else {"recipe": recipe}
+    changes = read_changes(kind, command, arguments, **defaults)
+    names = {".".join(path[1:]) for path in changes if path[1:]}
+    values = {path[0]: value for path, value in changes.items() if not path[1:]}
+    build: Any = kind
     try:
-        options: Any = kind(**{path[0]: value for path, value in changes.items()})
+        if epochs := changes.get(("recipe", "epochs")):
+            defaults = {"recipe": _shorten_schedule(recipe, epochs, names)}
+        options: Any = change(build(**defaults, **values), {path: changes[path] for path in changes if path[1:]})
         check_fields(options)
-        check_effects(options, {path[0] for path in changes})
+        check_effects(options, values)
+        if recipe is not None:
+            _check_overrides(options.recipe, recipe.overrides | names)
     except ValueError as error:
-        raise BadArguments(str(error)) from None
+        raise BadArguments(str(error)).with_traceback(error.__traceback__) from None
     options.line = command_line(command, arguments)
     return cast("T", options)
+
+
+def _check_overrides(recipe: Any, names: Collection[str]) -> None:
+    """Record the values that a user gave, and check that they have an effect and that their data exist."""
+    if (root := recipe.data_root) is not None and not root.exists():
+        raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
+    recipe.record_overrides(names)
+    reads = reads_files(getattr(recipe, "dataset", ""))
+    recipe.check_effect("data_root", reads, "dataset image_folder, or another that reads files")
 
 
 @dataclass
@@ -139,32 +160,12 @@ class _Overrides(Options):
 
 def overridden(recipe: Any, arguments: Sequence[str], command: str) -> Any:
     """Parse overrides of a recipe."""
-    return parse_recipe(_Overrides, recipe, arguments, command).recipe
+    return parse(_Overrides, command, arguments, recipe).recipe
 
 
-def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: str) -> T:
-    """Parse options of a dataclass with a field `recipe`, whose values in `recipe` are the defaults.
-
-    Overrides must have an effect, and take precedence over --quick; the warm-up and the decays of the recipe itself
-    fit `--epochs`.
-    """
-    recipe = recipe.quick() if "--quick" in arguments else recipe
-    changes = read_changes(kind, command, arguments, recipe=recipe)
-    names = {".".join(path[1:]) for path in changes if path[0] == "recipe"}
-    if epochs := changes.get(("recipe", "epochs")):
-        recipe = _shorten_schedule(recipe, epochs, names)
-    values = {path[0]: value for path, value in changes.items() if not path[1:]}
-    build: Any = kind
-    options: Any = change(build(recipe=recipe, **values), {path: changes[path] for path in changes if path[1:]})
-    check_fields(options)
-    check_effects(options, values)
-    if (root := options.recipe.data_root) is not None and not root.exists():
-        raise FileNotFoundError(f"`data_root` must be where the data are, got {str(root)!r}, which does not exist.")
-    options.recipe.record_overrides(recipe.overrides | names)
-    in_package = getattr(options.recipe, "dataset", None) in ("digits", "scenes", "pydoc")
-    options.recipe.check_effect("data_root", not in_package, "dataset image_folder, or another that reads files")
-    options.line = command_line(command, arguments)
-    return cast("T", options)
+def reads_files(dataset: str) -> bool:
+    """Return whether a data set reads files; the others are in packages or are generated."""
+    return dataset not in ("digits", "scenes", "pydoc") and not dataset.startswith("gym_")
 
 
 def _shorten_schedule(recipe: Any, epochs: int, names: Collection[str]) -> Any:

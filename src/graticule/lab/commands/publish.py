@@ -34,8 +34,6 @@ class PublishOptions(NamedModels):
     """upload the folder to this repository of the hub, OWNER/NAME"""
     private: Rare[bool] = False
     """make a new repository private"""
-    host: str | None = None
-    """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
 
     needs: ClassVar[Mapping[str, str]] = {"private": "push"}
 
@@ -62,7 +60,7 @@ def run(options: PublishOptions) -> int:
     drawn = [] if sheet is None else [(f"{sheet.name}.png", _CAPTIONS[sheet.kind])]
     card = hub.Card(figures=drawn) if source.run is None else _card(source.run, drawn)
     optional: Any = {"preprocessing": source.preprocessing or None, "card": card if card != hub.Card() else None}
-    external.save_pretrained(model, folder, host=options.host, **optional)
+    external.save_pretrained(model, folder, **optional)
     if sheet is not None:
         figures.save_figure(sheet.figure, folder / f"{sheet.name}.png")
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png")))

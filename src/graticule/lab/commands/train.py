@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.lab import pages, training
-from graticule.lab.commands.options import Options, command_line, output_folder, parse_recipe
+from graticule.lab.commands.options import Options, command_line, output_folder, parse
 from graticule.lab.recipes.load import describe_recipe, list_recipes, load_recipe
 from graticule.lab.training.run_folder import STOPPED, Interrupted, Preempted, RunFolder, requeue_code
 from graticule.registry.checks import printable
@@ -115,7 +115,7 @@ def _resume(arguments: list[str]) -> TrainOptions:
 
     options = TrainOptions(recipe=training.Run(folder.folder).recipe())
     if words[1:]:
-        options = parse_recipe(TrainOptions, options.recipe, words[1:], f"train --resume {words[0]}")
+        options = parse(TrainOptions, f"train --resume {words[0]}", words[1:], options.recipe)
     if options.output is not None or options.auto_resume or options.quick:
         raise ValueError(
             "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
@@ -131,9 +131,7 @@ def _start(arguments: list[str]) -> TrainOptions:
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
     name, loaded = arguments[0], load_recipe(arguments[0])
     about = {"__doc__": describe_recipe(name) or TrainOptions.__doc__}  # for the help
-    options: TrainOptions = parse_recipe(
-        type("TrainOptions", (TrainOptions,), about), loaded, arguments[1:], f"train {name}"
-    )
+    options: TrainOptions = parse(type("TrainOptions", (TrainOptions,), about), f"train {name}", arguments[1:], loaded)
     return with_folder(options, Path(name).stem)
 
 

@@ -11,9 +11,7 @@ from .position_sheets import center_sheet as center_sheet
 from .position_sheets import correlation_sheet as correlation_sheet
 from .position_sheets import position_sheets as position_sheets
 from .save import save_figure as save_figure
-from .save import save_figures as save_figures
 from .scores import convergence_plot as convergence_plot
-from .scores import curves as curves
 from .scores import resolution_plot as resolution_plot
 from .scores import score_plot as score_plot
 from .style import spread as spread

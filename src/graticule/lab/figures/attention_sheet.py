@@ -56,7 +56,7 @@ def attention_on_image(
 ) -> Figure:
     """Draw the attention of one query over the image, one row per layer and one column per model and head.
 
-    The query is a square, or the class token. Color scales are those of `attention_sheet`, for the weights of the
+    The query is a square, or the class token. Color scales are as in `attention_sheet`, for the weights of the
     query. Where attention is within windows, the rest of the image has no color.
 
     Args:

@@ -28,9 +28,8 @@ def translation_plot(translations: Mapping[str, Translation], title: str = "") -
     check_lines(translations, "translations")
     ylabel = "difference after a shift\n(share of the features' spread)"
     figure, (inside, outside) = layer_panels(ylabel, "", figsize=(8.4, 4.4), sharey=True)
-    border = next(iter(translations.values())).border
     inside.set_title("inside")
-    outside.set_title(f"within {border} patch{'es' * (border != 1)} of an edge")
+    outside.set_title("at an edge")
     draw_level(inside, math.sqrt(2), "unrelated")
     draw_level(outside, math.sqrt(2), "")
     for index, (label, translation) in enumerate(translations.items()):

@@ -123,7 +123,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
     """Draw the two parts of each layer's mixing weights, their sum, and one row of all three, in one row per layer.
 
     The panels of a layer share one color scale, so that the larger part is visible. The paper draws the row of
-    token 40; here it is that of the query.
+    token 40; here it is the row of the query.
 
     Reference: PosMLP (Wang et al., 2022), Figure 7.
 

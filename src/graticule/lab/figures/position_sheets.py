@@ -17,7 +17,7 @@ from graticule.analysis.similarity import Array, Correlations, reach
 from graticule.lab.figures.style import PALETTE, SIMILARITY, add_notes, add_title, axes_at, mark, wrap_notes
 from graticule.registry.checks import printable
 
-COLUMNS = 4  # of a sheet of correlations: its text is as large as that of a page
+COLUMNS = 4  # of a sheet of correlations: its text is as large as a page's
 
 
 class Sheet(NamedTuple):
@@ -67,7 +67,7 @@ def correlation_sheet(correlations: Correlations, title: str) -> Figure:
     Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
 
     Args:
-        correlations: those of one model.
+        correlations: of one model.
         title: above the sheet.
     """
     panels: list[tuple[str, Array | None]] = [("table w", correlations.initial)] * (correlations.initial is not None)

@@ -25,23 +25,10 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
     gives the same bytes.
     """
-    return write_bytes(path, render(figure, figure_format(path)))
-
-
-def save_figures(figure: Figure, path: str | Path) -> list[Path]:
-    """Write `figure` as NAME.png, to look at, and as NAME.pdf and NAME.svg, for papers; `path` is NAME.
-
-    Returns the paths.
-    """
-    return [write_bytes(f"{path}.{kind}", render(figure, kind)) for kind in FORMATS]
-
-
-def figure_format(path: str | Path) -> str:
-    """Return the format that the suffix of `path` names: png, pdf or svg."""
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ValueError(f"`path` must end with .png, .pdf or .svg, got {str(path)!r}.")
-    return kind
+    return write_bytes(path, render(figure, kind))
 
 
 def png(figure: Figure) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -19,19 +18,6 @@ from graticule.registry.checks import printable
 Size = tuple[int, ...]
 #: Label -> size of an image, length or position of tokens -> values over seeds.
 Scores = Mapping[str, Mapping[Any, Sequence[float]]]
-
-
-def curves(
-    lines: Mapping[str, Sequence[tuple[float, float, float | None]]], xlabel: str, ylabel: str, title: str = ""
-) -> Figure:
-    """Draw lines of (x, mean, standard deviation or None), with a band of one standard deviation on either side."""
-    check_lines(lines, "lines")
-    figure, ax = new_axes(xlabel, ylabel, title)
-    for index, (label, points) in enumerate(lines.items()):
-        x, mean, deviation = zip(*((x, mean, deviation or 0.0) for x, mean, deviation in points), strict=True)
-        style = {"marker": None} if len(points) > 30 else {}  # a chain of markers hides the line
-        draw_line(ax, index, label, x, mean, deviation, band=True, **style)
-    return add_legend(figure, ax)
 
 
 def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1 accuracy (%)") -> Figure:
@@ -49,14 +35,25 @@ def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1
         if not all(len(values) for values in by_size.values()):
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
     trained = (trained_at, trained_at) if isinstance(trained_at, int) else tuple(trained_at)
-    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
+    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=math.prod)
     squares = all(len(set(size)) == 1 for size in sizes)
     places = {size: float(size[0] if squares else place) for place, size in enumerate(sizes)}
     figure, ax = new_axes("size of the test images (pixels)", ylabel)
-    _draw(ax, scores, places, **({} if squares else {"linestyle": "none"}))
+    several = any(len(values) > 1 for by_size in scores.values() for values in by_size.values())
+    # bars of equal places would hide each other
+    step = 0.012 * (places[sizes[-1]] - places[sizes[0]]) if several else 0.0
+    style: dict[str, Any] = {} if squares else {"linestyle": "none"}
+    for index, (label, by_size) in enumerate(scores.items()):
+        measured = [size for size in sizes if size in by_size]
+        x = [places[size] + step * (index - (len(scores) - 1) / 2) for size in measured]
+        means = [fmean(by_size[size]) for size in measured]
+        bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in measured]
+        draw_line(ax, index, label, x, means, bars if several else None, **style)
     ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
     names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
-    _ticks(ax, list(places.values()), names, not squares)
+    slanted = len(places) > 8 or not squares  # so that names do not overlap
+    angle, side = (45, "right") if slanted else (0, "center")
+    ax.set_xticks(list(places.values()), names, rotation=angle, ha=side, rotation_mode="anchor")
     ax.annotate(
         "trained at",
         (places[trained], 0),
@@ -67,32 +64,6 @@ def resolution_plot(scores: Scores, trained_at: int | Size, ylabel: str = "top-1
         color="#444444",
     )
     return add_legend(figure, ax)
-
-
-def _side(size: Size) -> float:
-    """Return the side of a square, or cube, with the same number of pixels."""
-    return float(math.prod(size) ** (1 / len(size)))
-
-
-def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -> None:
-    """Draw one line per label: means over seeds at `places` on the axis, with bars of one standard deviation."""
-    several = any(len(values) > 1 for by in scores.values() for values in by.values())
-    # bars of equal places would hide each other
-    step = 0.012 * (max(places.values()) - min(places.values())) if several and ax.get_xscale() == "linear" else 0.0
-    for index, (label, by) in enumerate(scores.items()):
-        points = [place for place in places if place in by]
-        offset = step * (index - (len(scores) - 1) / 2)
-        x, means = [places[place] + offset for place in points], [fmean(by[place]) for place in points]
-        bars = [stdev(by[place]) if len(by[place]) > 1 else 0.0 for place in points]
-        draw_line(ax, index, label, x, means, bars if several else None, **style)
-
-
-def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) -> None:
-    """Set named ticks at `places`; if they are many or wide, the names are slanted so that they do not overlap."""
-    crowded = len(places) > 8 or wide
-    ax.set_xticks(
-        places, names, rotation=45 if crowded else 0, ha="right" if crowded else "center", rotation_mode="anchor"
-    )
 
 
 def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
@@ -147,16 +118,20 @@ def convergence_plot(
 
     Args:
         lines: label -> (epoch, value, standard deviation or None) in order; labels are drawn as they are.
-        metric: the metric of the values, such as that of a task, or the name of a column of metrics.csv.
+        metric: the metric of the values, such as a task's, or the name of a column of metrics.csv.
         title: above the plot.
     """
     if not 1 <= len(lines) <= MOST_LINES:
         raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
     if empty := [label for label, points in lines.items() if not points]:
         raise ValueError(f"`lines` must have at least one point each, got none for {empty[0]!r}.")
-    drawn = {label: [_finite(point) for point in points] for label, points in lines.items()}
-    figure = curves(drawn, "epoch", axis_label(metric), title)
-    figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    figure, ax = new_axes("epoch", axis_label(metric), title)
+    for index, (label, points) in enumerate(lines.items()):
+        x, mean, deviation = zip(*map(_finite, points), strict=True)
+        style: dict[str, Any] = {"marker": None} if len(points) > 30 else {}  # a chain of markers hides the line
+        draw_line(ax, index, label, x, mean, [value or 0.0 for value in deviation], band=True, **style)
+    add_legend(figure, ax)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if len(lines) == 1:  # a title says what it is
         figure.legends[0].set_visible(False)
     return figure

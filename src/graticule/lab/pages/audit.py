@@ -152,7 +152,7 @@ def _effects(report: Report, audit: Audit) -> None:
         "any. Shuffled: each patch gets the position of another one, the same in all layers. Of a larger size: each "
         "patch gets the position of the nearest patch of an image of twice the sides; functions of the tokens, such as "
         "a PEG, are not changed. Removed: after each layer, the directions that the probe reads are projected out of "
-        "the features; the control removes as many directions, those of shuffled labels."
+        "the features; the control removes as many directions, for shuffled labels."
     )
     if audit.effects:
         figure = effect_plot(audit.effects)

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,38 +76,25 @@ def quantize(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     return codes.astype(np.uint8), ends
 
 
-def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], str, list[str]]:
-    """Return the description of the models, the maps as compressed base64, and notes on averaged maps.
+def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], str, str]:
+    """Return the description of the models, the maps as compressed base64, and a note on averaged maps, or "".
 
-    While the maps have more than `limit` characters, the largest ones are averaged over their heads.
+    Maps that have more than `limit` characters are averaged over their heads.
 
     Raises:
         ValueError: if they still have too many.
     """
     maps = {(number, at): size.maps for number, model in enumerate(models) for at, size in enumerate(model.sizes)}
-    notes: list[str] = []
-    while True:
-        about, text = _pack(models, maps)
-        if len(text) <= limit:
-            return about, text, notes
-        groups: Counter[tuple[int, int, str, int | None]] = Counter()
-        for place, of_size in maps.items():
-            for item in of_size:
-                if len(item.heads) > 1:
-                    groups[*place, *item.group] += item.values.size
-        if not groups:
-            raise ValueError(
-                f"`models` must have maps of at most {limit / 1e6:.1f} MB together, got {len(text) / 1e6:.1f} MB with "
-                "the heads averaged; give fewer or smaller sizes, fewer images, or one model."
-            )
-        (((number, at, *group), _),) = groups.most_common(1)
-        maps[number, at] = [item.averaged() if [*item.group] == group else item for item in maps[number, at]]
-        size = " × ".join(map(str, models[number].sizes[at].img_size))
-        of_image = "" if group[1] is None else f", image {group[1]}"
-        notes.append(
-            f"{models[number].label}, {size}{of_image}: {KINDS[str(group[0])].lower()} is the {MEAN}, as the maps "
-            "of all heads would make the page too large."
+    about, text = _pack(models, maps)
+    if len(text) <= limit:
+        return about, text, ""
+    about, text = _pack(models, {place: [item.averaged() for item in of_size] for place, of_size in maps.items()})
+    if len(text) > limit:
+        raise ValueError(
+            f"`models` must have maps of at most {limit / 1e6:.1f} MB together, got {len(text) / 1e6:.1f} MB with "
+            "the heads averaged; give fewer or smaller sizes, fewer images, or one model."
         )
+    return about, text, f"Each map is the {MEAN}, since the maps of all heads would make the page too large."
 
 
 def _pack(models: Sequence[Explored], maps: Mapping[tuple[int, int], list[Maps]]) -> tuple[dict[str, Any], str]:
@@ -162,7 +148,7 @@ _PAGE = 1_500_000
 
 
 def explorer_page(models: Sequence[Explored], about: str = "") -> str:
-    """Return the page as HTML; the largest maps are averaged over their heads to stay below `LARGEST` characters.
+    """Return the page as HTML; maps are averaged over their heads if it would have more than `LARGEST` characters.
 
     Args:
         models: one, or two that are shown side by side.
@@ -177,7 +163,7 @@ def explorer_page(models: Sequence[Explored], about: str = "") -> str:
     from bokeh.resources import Resources
 
     total = sum(len(png) * 4 // 3 for model in models for pngs in model.images for png in pngs)
-    described, maps, notes = page_data(models, LARGEST - _PAGE - total)
+    described, maps, note = page_data(models, LARGEST - _PAGE - total)
     kinds = [{item.kind for size in model.sizes for item in size.maps} for model in models]
     panels = [["image", *(kind for kind in KINDS if kind in of_model)] for of_model in kinds]
     names = [f"{number}-{kind}" for number, of_model in enumerate(panels) for kind in of_model]
@@ -193,7 +179,7 @@ def explorer_page(models: Sequence[Explored], about: str = "") -> str:
         script=TEMPLATES.loader.get_source(TEMPLATES, "explorer.js")[0],
         described=json.dumps(described, separators=(",", ":")).replace("<", "\\u003c"),  # safe in a script element
         maps=maps,
-        notes=notes,
+        note=note,
         about=about,
     )
 

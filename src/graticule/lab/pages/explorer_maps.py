@@ -43,8 +43,7 @@ class Maps:
     prefix: number of prefix tokens among the queries.
     image: of attention, the number of the image; None otherwise.
     windows: (L, M), the tokens of each window, -1 for padding.
-    by_displacement: whether the values depend only on the displacement, the position of the query minus that of the
-        key.
+    by_displacement: whether the values depend only on the displacement, the position of the query minus the key's.
     """
 
     kind: str
@@ -58,13 +57,10 @@ class Maps:
     windows: NDArray[np.int64] | None = None
     by_displacement: bool = False
 
-    @property
-    def group(self) -> tuple[str, int | None]:
-        """The group of maps that are averaged together: kind and image; attention without position is attention."""
-        return "attention" if self.kind == "without" else self.kind, self.image
-
     def averaged(self) -> Maps:
-        """Return the mean over the heads."""
+        """Return the mean over the heads, if there are several."""
+        if len(self.heads) == 1:
+            return self
         return Maps(**{**vars(self), "values": self.values.mean(0, keepdims=True), "heads": (MEAN,)})
 
 

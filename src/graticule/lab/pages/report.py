@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 from graticule.lab.figures.save import png
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot
@@ -74,20 +75,9 @@ class Report:
         names = [str(column) for column in columns]
         self._parts.append({"kind": "table", "columns": names, "rows": cells, "numeric": numeric, "caption": caption})
 
-    def figure(self, figure: Figure | bytes, caption: str, alt: str) -> None:
-        """Add a figure, or the bytes of a PNG.
-
-        Args:
-            figure: the figure.
-            caption: the text below it.
-            alt: a description for readers who cannot see it.
-
-        Raises:
-            ValueError: if the bytes are not a PNG.
-        """
-        data = png(figure) if isinstance(figure, Figure) else figure
-        if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-            raise ValueError(f"`figure` must be a figure or the bytes of a PNG, got {data[:8]!r}.")
+    def figure(self, figure: Figure, caption: str, alt: str) -> None:
+        """Add a figure with a caption below it, and a description for readers who cannot see it."""
+        data = png(figure)
         width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # from the PNG's first chunk
         source = base64.b64encode(data).decode("ascii")
         size = {"width": width, "height": height}
@@ -116,6 +106,12 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, 
     report = Report(", ".join(runs) if len(runs) < 4 else f"{len(runs)} choices", f"Score: {metric.title}")
     for sentence in answers or ([results.answer()] if results is not None and results.answer() else ()):
         report.note(sentence)
+    if guessing := [name for name, members in runs.items() if all(map(_is_guessing, members))]:
+        subject = "the accuracy" if results is None else f"the accuracy of {' and '.join(guessing)}"
+        report.note(
+            f"After the last epoch, {subject} cannot be told from guessing one of the classes: train longer, or check "
+            "the data, the encoding and the learning rate."
+        )
     if results is None:
         result = first.result()
         scores = [metric.show(result[f"{which}_{metric.key}"], unit=False) for which in ("last", "best")]
@@ -143,6 +139,8 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, 
     values = {name: flat_values(members[0].recipe().to_dict()) for name, members in runs.items()}
     keys = [key for key in dict.fromkeys(key for recipe in values.values() for key in recipe) if key != "seed"]
     differing = [key for key in keys if len({recipe.get(key) for recipe in values.values()}) > 1]
+    if results is None:
+        report.text(f"The model was built with the encoding {first.position}.")
     if differing:
         changed = [[key, *(recipe.get(key, "-") for recipe in values.values())] for key in differing]
         report.table(["value", *values], changed, "values that differ")
@@ -154,3 +152,13 @@ def run_page(runs: Mapping[str, Sequence[Run]], results: Results | None = None, 
     machine = ", ".join(f"{key} {value}" for key, value in described.get("machine", {}).items())
     report.text(f"The first run was trained with {versions or 'unknown versions'}, on {machine or 'unknown'}.")
     return report
+
+
+def _is_guessing(run: Run) -> bool:
+    """Return whether the last accuracy of a classifier is not above guessing (binomial test, 5 %)."""
+    recipe, count = run.recipe(), run.examples("test")
+    if recipe.metric.key != "top1" or not count:
+        return False
+    count = min(count, recipe.limit_test or count)
+    right = round(run.result()["last_top1"] / 100 * count)
+    return bool(binomtest(right, count, 1 / len(run.described()["class_names"]), alternative="greater").pvalue > 0.05)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from graticule.lab.data.transforms import Mode
-from graticule.lab.figures.save import save_figures
+from graticule.lab.figures.save import FORMATS, save_figure
 from graticule.lab.figures.scores import MOST_LINES, resolution_plot, score_plot
 from graticule.lab.studies.plan import format_seconds, plan
 from graticule.lab.studies.significance import LEAST, LEVEL, conclusion, format_p, paired, spread
@@ -126,7 +126,7 @@ class Results(PrintedTable):
         tests = self.tests()
         count = int(tests.p.count())
         family = f"{count} test{'s' * (count != 1)}"
-        notes = [f"Endpoint: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
+        notes = [f"Compared score: {self.endpoint}; p of a paired t-test over seeds, p (Holm) adjusted for {family}."]
         if not count:
             few = f"Differences are not tested: fewer than {LEAST} seeds, or the same difference in all."
             notes = [few] * (len(tests) > 0)
@@ -175,7 +175,7 @@ class Results(PrintedTable):
         """Write table, text and figures into `folder`; returns the paths."""
         written = [write_text(folder / "comparison.csv", self.rows.to_csv(index=False, lineterminator="\n"))]
         for suffix, figure in self.figures().items():
-            written += save_figures(figure, folder / f"comparison{suffix}")
+            written += [save_figure(figure, folder / f"comparison{suffix}.{kind}") for kind in FORMATS]
         figures = [path.name for path in written if path.suffix == ".png"]
         return [*written, write_text(folder / "comparison.md", self.markdown(figures) + "\n")]
 

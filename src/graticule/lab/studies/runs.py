@@ -55,6 +55,7 @@ class _RecordedRun(TypedDict):
     """The part of recipe.json that is read."""
 
     recipe: _Epochs
+    position: NotRequired[dict[str, str]]
     metric: NotRequired[Metric]
 
 
@@ -64,6 +65,7 @@ class RunSummary:
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
     recipe, metrics: empty if they cannot be read.
+    position: the encoding and the joining of the built model; empty if they are not recorded.
     metric: the score that it is judged by; None if it is not recorded.
     changed: time of the last change of its metrics or its log, in seconds since 1970.
     """
@@ -71,6 +73,7 @@ class RunSummary:
     folder: Path
     state: State
     recipe: dict[str, Any]
+    position: dict[str, str]
     metrics: Metrics
     metric: Metric | None
     changed: float
@@ -125,7 +128,7 @@ def summarize(folder: Path) -> RunSummary:
 
     described = attempt(read_typed, run.recipe_file, _RecordedRun)
     metrics = attempt(read_metrics, run.metrics_file) if run.metrics_file.exists() else {}  # none in the first epoch
-    recipe, metric = described.get("recipe", {}), described.get("metric")
+    recipe, metric, position = described.get("recipe", {}), described.get("metric"), described.get("position", {})
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
@@ -133,10 +136,8 @@ def summarize(folder: Path) -> RunSummary:
         state = "finished"
     elif _is_locked(folder):
         state = "running"
-    times = [_read_time(path) for path in (run.metrics_file, run.log_file)]
-    return RunSummary(
-        folder, state, recipe, metrics, metric, max(times) or _read_time(run.recipe_file), "; ".join(damage)
-    )
+    changed = max(map(_read_time, (run.metrics_file, run.log_file))) or _read_time(run.recipe_file)
+    return RunSummary(folder, state, recipe, position, metrics, metric, changed, "; ".join(damage))
 
 
 def read_metrics(path: Path) -> Metrics:

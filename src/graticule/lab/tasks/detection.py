@@ -47,8 +47,8 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
                     yield {"run": f"  {name}", "size": size, "of": "box", "mAP": show(value)}
 
     def notes(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> list[str]:
-        """Explain the star and the scores."""
-        return ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
+        """Explain the scores."""
+        return ["mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
 
 
 @register_task("detection")

@@ -43,6 +43,8 @@ class PixelScore:
 class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
+    star = "the size and the windows of the recipe"
+
     def check(self, task: Any, model: Any, data: Any) -> None:
         super().check(task, model, data)
         self.recipe_of(task)
@@ -76,8 +78,8 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
                     yield {"run": f"  {name}", "size": size, "mIoU (%)": show(iou)}
 
     def notes(self, evaluated: Sequence[Evaluated[PixelScore]]) -> list[str]:
-        """Explain the star and the windows."""
-        notes = ["* the size and the windows of the recipe; scores are on the original images"]
+        """Explain the scores and the windows."""
+        notes = ["scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels")
         return notes

@@ -7,6 +7,7 @@ A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and the ch
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -101,10 +102,14 @@ class Checkpoints:
         if self.writes and best["name"] is not None and (self.folder / best["name"]).exists():
             self._point()
 
+    def is_best(self, score: float) -> bool:
+        """Return whether a score is better than that of all epochs so far."""
+        return self.metric.better(score, self.best["score"])
+
     def save(self, state: dict[str, Any], step: int, score: float | None = None) -> None:
         """Save `state` after a step, completely or not at all; with a score, it may be the best."""
         name = f"step-{step:09d}.ckpt"
-        best = score is not None and self.metric.better(score, self.best["score"])
+        best = score is not None and self.is_best(score)
         if best and score is not None:
             self.best = BestScore(score=score, name=name)
         if not self.writes:
@@ -123,8 +128,24 @@ class Checkpoints:
         write_json(self.folder / "best.json", pointer)
 
 
+def check_sums(path: Path) -> None:
+    """Check the check sums of the contents of a checkpoint, which PyTorch writes and does not read."""
+    if not zipfile.is_zipfile(path):
+        return  # named as damaged when it is read
+    try:
+        with zipfile.ZipFile(path) as file:
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
+            damaged = "a compressed entry" if compressed else file.testzip()
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        damaged = str(error)
+    if damaged:
+        raise ValueError(f"{path} is damaged: its check sums do not fit its contents ({damaged}).")
+
+
 def read_training(path: Path) -> State:
     """Read a checkpoint from which a run is resumed."""
+    if path.is_file():
+        check_sums(path)
     try:
         return check_value(State, read_checkpoint(path), f"{path} is damaged")
     except (ValueError, FileNotFoundError) as error:
@@ -140,4 +161,6 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
         raise FileNotFoundError(
             f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
         )
+    if path.suffix == ".ckpt":
+        check_sums(path)
     return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)

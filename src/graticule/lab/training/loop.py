@@ -176,8 +176,11 @@ def _fit(
                 training.epoch, training.batches_done = epoch + 1, 0
                 if bar is not None:
                     bar.end_epoch(row)
-                save(row[task.metric.column])
-                if training.any_process(signals.number is not None):
+                score, stop = row[task.metric.column], training.any_process(signals.number is not None)
+                due = (epoch + 1) % recipe.checkpoint_epochs == 0 or epoch + 1 == epochs
+                if due or stop or checkpoints.is_best(score):
+                    save(score)
+                if stop:
                     raise Preempted
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk may be the reason

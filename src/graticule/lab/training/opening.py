@@ -19,7 +19,9 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.registry import create_model, list_models
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_state
+from graticule.external.attach import NAME
 from graticule.external.convert.conversion import convert
+from graticule.external.convert.parts import can_convert
 from graticule.external.traced_model import view_of
 from graticule.hub.config import Preparation
 from graticule.hub.files import CONFIG, quick_hub
@@ -109,7 +111,8 @@ def open_model(
         encoding: of a model by name.
         joining: of a model by name.
         checkpoint: of a run.
-        converted: convert a model of timm, which then takes an encoding and a joining, too.
+        converted: convert a model of timm, which then takes an encoding and a joining, too, or of FILE.py:NAME, unless
+            a position is attached to it.
     """
     kind, path = source_kind(target), Path(target)
     position = {key: value for key, value in (("encoding", encoding), ("joining", joining)) if value is not None}
@@ -121,11 +124,13 @@ def open_model(
     if kind == "run" and not path.exists():
         RunFolder.open(target)  # an error that names the nearest runs
     model = open_module(target, checkpoint=checkpoint if kind == "run" and path.is_dir() else "best")
+    if converted and kind == "module" and can_convert(model) and not hasattr(model, NAME):
+        model = convert(model)
     run = run_of(path) if kind == "run" else None
     if run is None:
         return describe_model(target, model, target)
     recipe, task = run.recipe(), run.task()
-    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    title = f"{recipe.model}, {run.position}"
     size = getattr(recipe, "img_size", None) or getattr(model, "img_size", None)  # of an adaptation, the model's
     augmentation = getattr(recipe, "augmentation", Augmentation())
     return LoadedModel(target, title, model, run, task.images(run.described()), size, augmentation)

@@ -36,7 +36,7 @@ from graticule.registry.specs import Spec
 #: Fields that a resumed run may change, since they do not change its result.
 RUNTIME_FIELDS = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
-    *("keep", "checkpoint_steps", "data_root", "strategy", "cuda_graph"),
+    *("keep", "checkpoint_epochs", "checkpoint_steps", "data_root", "strategy", "cuda_graph"),
 )
 
 #: Optimizers of timm and the joining that need no check.
@@ -154,8 +154,10 @@ class TrainingRecipe:
     log.txt says why if they do not"""
     keep: Count = 1
     """number of last checkpoints that are kept, besides the best"""
+    checkpoint_epochs: Count = 1
+    """save a checkpoint at the end of every this many epochs; the best and the last epoch always have one"""
     checkpoint_steps: Count | None = None
-    """also save a checkpoint every this many steps (default: only at the end of each epoch)"""
+    """also save a checkpoint every this many steps (default: only at the end of epochs)"""
     seed: Usual[Seed] = 0
     """seed of initialization, order and augmentation"""
 

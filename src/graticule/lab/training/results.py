@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
@@ -100,11 +100,12 @@ class Evaluated(Generic[S]):
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """A table with a row per score, and the notes below it."""
+    """A table with a row per score, and the notes below it; `star` explains a star in the column `size`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    star: str = ""
 
 
 def show(value: float | None, form: str = ".2f") -> str:
@@ -115,6 +116,9 @@ def show(value: float | None, form: str = ".2f") -> str:
 @dataclass
 class Evaluation(ABC, Generic[S]):
     """The evaluation of a task's runs; the fields of a subclass are options of `graticule evaluate`, with defaults."""
+
+    #: The meaning of a star in the column `size`.
+    star: ClassVar[str] = "the training size of the run"
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check that a run can be evaluated, before any work; may change `model` according to the options.
@@ -139,7 +143,8 @@ class Evaluation(ABC, Generic[S]):
         """Return the table of several runs; a column that a row does not have is empty in it."""
         rows = [{"run": run.label, **row} for run in evaluated for row in self.rows(run)]
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        return ScoreTable(columns, [[row.get(column, "") for column in columns] for row in rows], self.notes(evaluated))
+        cells = [[row.get(column, "") for column in columns] for row in rows]
+        return ScoreTable(columns, cells, self.notes(evaluated), self.star)
 
     def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run."""

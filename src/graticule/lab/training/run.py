@@ -45,6 +45,7 @@ class _RunDescription(TypedDict):
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
     plugins: NotRequired[dict[str, str]]
+    position: NotRequired[dict[str, str]]
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -100,6 +101,13 @@ class Run(RunFolder):
     def plugins(self) -> dict[str, str]:
         """The files outside the package that define the run's classes, and their SHA-256."""
         return self._described().get("plugins", {})
+
+    @property
+    def position(self) -> str:
+        """The encoding and the joining of the model as built, which a recipe may leave to the model it starts with."""
+        recipe = self.recipe()
+        words = {"encoding": recipe.encoding or "its own encoding", "joining": recipe.joining}
+        return "{encoding}, joining {joining}".format(**words | self._described().get("position", {}))
 
     def check_use(self, recipe: TrainingRecipe, resume: bool) -> None:
         """Check that this folder has no run, or that it is resumed, with the same recipe and plugins.

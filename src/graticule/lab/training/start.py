@@ -61,8 +61,11 @@ def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, desc
         return
     task.save(data, run.folder)
     plugins = recipe_plugins(task.recipe, classes_within(model.modules()))
+    created = getattr(getattr(model, "backbone", model), "created", None)
+    position = {name: str(created["arguments"][name]) for name in ("encoding", "joining")} if created else {}
     values = {
         "recipe": task.recipe.to_dict(),
+        "position": position,
         "metric": dataclasses.asdict(task.metric),
         **described,
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -12,14 +12,13 @@ from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.mirrored_bias import MirroredBias
 from graticule.encodings.relative_bias import RelativeBias
-from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
 from graticule.position.places import ravel
 from graticule.position.position import NoPosition
-from graticule.surgery.fits.contributions import Contribution, is_plain
+from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, register_fit
 
 
@@ -117,15 +116,12 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     where :math:`\bar x` is the mean input of the layer, and :math:`\bar d` the mean contribution of the table to it.
     It is None for attention that changes queries and keys further.
     """
-    attention = None if contribution is None else contribution.attention
-    if contribution is None or not isinstance(attention, Attention) or not is_plain(attention):
+    if contribution is None or contribution.projection is None:
         return None
-    weight = next(attention.qkv.parameters())
-    x, without = (values.to(weight.dtype) for values in (contribution.inputs, contribution.inputs - contribution.mean))
-    projected, less = (attention.qkv(values).double() for values in (x, without))
-    queries = projected.chunk(3, -1)[0]
-    keys = (projected - less).chunk(3, -1)[1]  # a bias of the projection cancels
-    queries, keys = (
-        values[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for values in (queries, keys)
+    project, num_heads, scale = contribution.projection
+    queries, keys = project(contribution.inputs).double().chunk(2, -1)
+    _, less = project(contribution.inputs - contribution.mean).double().chunk(2, -1)
+    queries, keys = (  # a bias of the projection cancels in the keys
+        values[-grid.patches :].unflatten(-1, (num_heads, -1)).transpose(0, 1) for values in (queries, keys - less)
     )
-    return queries @ keys.mT * attention.scale
+    return queries @ keys.mT * scale

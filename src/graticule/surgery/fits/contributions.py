@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,37 @@ from graticule.layers.attention import Attention
 
 #: Batch size.
 _BATCH = 8
+#: A table in the residual stream, the norm before attention, and the projection of that.
+Layer = tuple[Tensor, nn.Module, "Projection | None"]
 
 
-def is_plain(attention: nn.Module) -> bool:
-    """Return True if logits are products of the projected queries and keys of all tokens, without further changes."""
-    if not isinstance(attention, Attention) or isinstance(attention, WindowAttention):
-        return False  # it attends to some pairs only
-    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
+class Projection(NamedTuple):
+    """Attention whose logits are products of queries and keys without further changes.
+
+    project: from normalized tokens, (N, D), to their queries and keys side by side, (N, 2 D).
+    num_heads: h.
+    scale: of the products.
+    """
+
+    project: Callable[[Tensor], Tensor]
+    num_heads: int
+    scale: float
+
+
+def projection_of(attention: Any, parts: Sequence[Any], dim: int, num_heads: int) -> Projection | None:
+    """Return the projection of an attention, by modules whose outputs start with queries and keys when joined.
+
+    It is None if there are no such modules, or if the attention changes queries or keys further.
+    """
+    changes = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "q_bias", "logit_scale"))
+    if not parts or not num_heads or dim % num_heads or any(not isinstance(x, nn.Identity | None) for x in changes):
+        return None
+    dtype = next(attention.parameters()).dtype
+
+    def project(x: Tensor) -> Tensor:
+        return torch.cat([part(x.to(dtype)) for part in parts], -1)[..., : 2 * dim]
+
+    return Projection(project, num_heads, (dim / num_heads) ** -0.5)
 
 
 def share_kept(total: Tensor | float, lost: Tensor) -> float:
@@ -47,13 +70,13 @@ class Contribution:
     mean: the mean of d, (N, D).
     square: the mean of the squared norm of d over all tokens and channels.
     inputs: the mean of LN(x), (N, D).
-    attention: the attention of the layer.
+    projection: the projection of the layer's attention to queries and keys; None if its logits are others.
     """
 
     mean: Tensor
     square: float
     inputs: Tensor
-    attention: nn.Module
+    projection: Projection | None
 
     def kept(self, constant: Tensor) -> float:
         """Return the share of d that is kept if the layer gets `constant`, (N, D), instead."""
@@ -69,14 +92,21 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
         images: (B, C, height, width), of the size that the model is built for.
     """
     positions = model.position(model.grid)
-    layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
+    layers: list[Layer | None] = []
     for stage, depth in enumerate(model.depths):
-        blocks: list[Any] = [model.block(stage, index) for index in range(depth)]
         table = positions[len(layers)].added_to_stream
-        layers += [
-            (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
-            for block in blocks
-        ]
+        for index in range(depth):
+            block: Any = model.block(stage, index)
+            if table is None or not is_pre_norm(block):
+                layers.append(None)
+                continue
+            attention: Any = getattr(block, "attn", None)
+            is_plain = isinstance(attention, Attention) and not isinstance(attention, WindowAttention)  # of all pairs
+            projection = None
+            if is_plain:
+                projection = projection_of(attention, [attention.qkv], table.shape[-1], attention.num_heads)
+                projection = projection and projection._replace(scale=attention.scale)
+            layers.append((table, block.norm1, projection))
 
     def run() -> None:
         for batch in images.split(_BATCH):
@@ -86,12 +116,12 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
 
 
 def record_contributions(
-    layers: Sequence[tuple[Tensor, nn.Module, nn.Module] | None], run: Callable[[], object], batch_axis: int = 0
+    layers: Sequence[Layer | None], run: Callable[[], object], batch_axis: int = 0
 ) -> list[Contribution | None]:
     """Measure the contributions of tables to layers while `run` calls the model, once or several times.
 
     Of each layer with a table in the residual stream, (N, D), `layers` has the table, the norm of its input, (B, N, D)
-    or with `batch_axis=1` (N, B, D), and its attention.
+    or with `batch_axis=1` (N, B, D), and the projection of its attention.
     """
     sums = [None if layer is None else _Sums(layer[0], layer[2], batch_axis) for layer in layers]
     pairs = [(layer[1], total) for layer, total in zip(layers, sums, strict=True) if layer and total]
@@ -112,8 +142,8 @@ def is_pre_norm(block: nn.Module) -> bool:
 class _Sums:
     """Sums, over the images, of the inputs and contributions of a layer."""
 
-    def __init__(self, table: Tensor, attention: nn.Module, batch_axis: int) -> None:
-        self.table, self.attention, self.batch_axis = table, attention, batch_axis
+    def __init__(self, table: Tensor, projection: Projection | None, batch_axis: int) -> None:
+        self.table, self.projection, self.batch_axis = table, projection, batch_axis
         self.count, self.square = 0, 0.0
         self.mean: Tensor = torch.zeros((), dtype=torch.float64, device=table.device)
         self.inputs = self.mean
@@ -132,4 +162,4 @@ class _Sums:
 
     def contribution(self) -> Contribution:
         """Return the means."""
-        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, self.attention)
+        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, self.projection)

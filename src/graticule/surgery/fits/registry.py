@@ -77,13 +77,7 @@ def find_fit(old: type[nn.Module], new: type[nn.Module]) -> FitFunction | None:
 
 
 def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list[Fit]:
-    """Fit the new position of a model to the one that it had, stage by stage.
-
-    Args:
-        new: the new position.
-        old: the old position.
-        before: the state of each stage with the old position.
-    """
+    """Fit the new position of a model to the one that it had, stage by stage; `before` has the state of each stage."""
     fits = []
     for stage, was, now, state in _states(old, new, before):
         for part in _parts(now):
@@ -133,7 +127,6 @@ def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position
 
 
 def _name(position: Position) -> str:
-    """Name the encoding of a part, and its joining."""
     if isinstance(position, NoPosition):
         return "nothing"
     encodings = list(getattr(position, "encodings", [])) or [getattr(position, "encoding", position)]

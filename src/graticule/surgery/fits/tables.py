@@ -1,4 +1,4 @@
-"""Fits of absolute encodings to a given table, of joinings to 'default', and of what replaces a table or nothing."""
+"""Fits of absolute encodings to a table, of joinings to 'default', and of parts that replace a table or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from graticule.encodings.conditional import BetweenBlocks, Peg
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.absolute import AbsoluteEncoding, JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.own_grid import OwnGrid
 from graticule.position.grid import Grid
 from graticule.position.joining import (
     Concatenation,
@@ -67,21 +66,6 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
         y, x = table.mean(1) - half, table.mean(0) - half
     new.pos_embed_y.copy_(y[None])
     new.pos_embed_x.copy_(x[None])
-    return True
-
-
-@register_fit(AbsoluteEncoding, OwnGrid)
-def fit_own_grid(old: AbsoluteEncoding, new: OwnGrid, before: Before) -> bool:
-    """Fit the table by least squares, axis by axis, so that it is resampled to the target; a window is zero."""
-    if new.grid.shape != before.grid.shape:
-        return False
-    image = before.grid.split(target_of(before))[1].double().T.unflatten(-1, before.grid.shape)
-    matrices = new.resampler.matrices(tuple(new.table.shape[2:]), before.grid.shape, image.device)
-    for axis, matrix in enumerate(matrices, 1):
-        image = (torch.linalg.pinv(matrix) @ image.movedim(axis, -2)).movedim(-2, axis)
-    for parameter in new.parameters():
-        parameter.zero_()
-    new.table.copy_(image[None])
     return True
 
 

@@ -205,10 +205,10 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
             }
 
     def notes(self, evaluated: Sequence[Evaluated[Score]]) -> list[str]:
-        """Explain the star, the cost and the canvas."""
+        """Explain the cost and the canvas."""
         has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
         measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
-        notes = [f"* the training size of the run; {measured} of the forward pass only"]
+        notes = [f"{measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
         return notes
