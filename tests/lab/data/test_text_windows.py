@@ -53,12 +53,44 @@ def module(**options):
     return TextModule(**{"batch_size": 16, "seed": 3} | options)
 
 
+def epoch_batches(data, epoch, **options):
+    order = data.train_order(**options)
+    order.start(epoch)
+    return list(data.train_dataloader(order))
+
+
 def test_the_module_gives_batches_of_the_stated_shapes():
     data = module()
     assert data.size == 128 and data.skipped == ()
     for inputs, targets in (next(iter(data.train_dataloader())), next(iter(data.eval_dataloader(data.size)))):
         assert inputs.shape == targets.shape == (len(inputs), 128) and inputs.dtype == targets.dtype == torch.int64
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_processes_and_parts_share_the_windows_of_an_epoch_and_a_resumed_run_sees_the_rest():
+    data = module(limit_train=64, context=32)
+    epoch = [inputs for inputs, _ in epoch_batches(data, 5)]
+    shares = [epoch_batches(data, 5, rank=rank, world_size=2, accumulate=2) for rank in range(2)]
+    for step, batch in enumerate(epoch):
+        dealt = torch.cat([share[2 * step + part][0] for share in shares for part in range(2)])
+        assert sorted(dealt.tolist()) == sorted(batch.tolist())
+    order = module(limit_train=64, context=32).train_order()
+    order.start(5, 2)
+    rest = [inputs for inputs, _ in data.train_dataloader(order)]
+    assert len(rest) == len(epoch) - 2 and all(torch.equal(a, b) for a, b in zip(rest, epoch[2:], strict=True))
+    assert not torch.equal(epoch_batches(data, 6)[0][0], epoch[0])
+
+
+def test_the_held_out_text_is_seen_once_by_any_number_of_processes():
+    data = module(eval_batch_size=32)
+    everything = torch.from_numpy(data._tokens["test"].astype(np.int64))
+    batches = list(data.eval_dataloader(data.size))
+    assert torch.equal(torch.cat([t[t != PADDING] for _, t in batches]), everything)
+    assert all(len(inputs) <= 32 and inputs.shape[1] == 128 for inputs, _ in batches)
+    ranks = [list(data.eval_dataloader(data.size, rank, 3)) for rank in range(3)]
+    assert len({len(of_rank) for of_rank in ranks}) == 1
+    targets = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
+    assert torch.equal(targets.sort().values, everything.sort().values)
 
 
 def test_invalid_settings_are_refused_by_name():

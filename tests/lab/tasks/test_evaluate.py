@@ -56,6 +56,13 @@ def test_the_model_is_unchanged(data):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_size_that_no_patch_divides_is_refused_before_any_work(data):
+    model = graticule.create_model("vit_nano_patch4_28").train()
+    with pytest.raises(ValueError, match="`img_size`"):
+        evaluate(model, data, [(28, 28), (28, 30)], progress=False)
+    assert model.training
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", pytest.param("64-true", marks=pytest.mark.slow)])
 def test_a_run_is_scored_in_its_precision(tmp_path, capsys, precision):
     run = train(short(precision=precision, epochs=1), tmp_path / "run", progress=False)

@@ -63,6 +63,10 @@ def test_the_history_has_a_row_an_epoch_of_numbers(uninterrupted):
         assert 0 < float(row["train_loss"]) < 10 and 0 <= float(row["val_top1"]) <= 100 and float(row["seconds"]) > 0
 
 
+def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(uninterrupted, resumed):
+    assert rows(resumed) == rows(uninterrupted)
+
+
 def test_tensorboard_has_the_same_numbers(uninterrupted):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

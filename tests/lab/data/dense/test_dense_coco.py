@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from dense_files import block, coco_values, draw_image, rle, write_coco
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
 
 from graticule.lab.data.dense_module import DenseModule
 from graticule.lab.data.registry import load_dataset
@@ -97,6 +99,15 @@ def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
     draw_image(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
     last = fingerprint()
     assert last["train"]["sha256"] == first["train"]["sha256"] and last["test"]["sha256"] != first["test"]["sha256"]
+
+
+def test_masks_are_those_of_pycocotools(tmp_path):
+    write_coco(tmp_path)
+    reference = COCO(tmp_path / "annotations" / "instances_val2017.json")
+    images, _ = coco("test", tmp_path)
+    for n, annotation in enumerate(reference.loadAnns(reference.getAnnIds([11]))):
+        ours = coco_mask.encode(np.asfortranarray(images[2][1]["masks"][n].numpy()))
+        assert coco_mask.iou([ours], [reference.annToRLE(annotation)], [0]).item() == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from graticule.lab.tasks.parts.detection_scores import CocoScores
+from graticule.lab.tasks.parts.detection_scores import CocoScores, encode_mask
 from graticule.lab.tasks.segmentation import class_ious, confusion, mean_iou, per_class
 
 
@@ -109,6 +109,12 @@ def test_results_in_json_have_the_same_score_by_pycocotools_to_the_last_digit(tm
         assert 100 * float(evaluation.stats[0]) == values[name]
         by_class = [value for key, value in values.items() if key.startswith(f"{name}_class")]
         assert np.mean(by_class) == pytest.approx(values[name])
+
+
+def test_run_lengths_of_a_mask_are_text():
+    mask = torch.zeros(4, 6, dtype=torch.uint8)
+    mask[1:3, 2:5] = 1
+    assert json.loads(json.dumps(encode_mask(mask)))["size"] == [4, 6]
 
 
 def test_sizes_without_objects_have_no_average_precision():
