@@ -144,9 +144,9 @@ def check_sums(path: Path) -> None:
 
 def read_training(path: Path) -> State:
     """Read a checkpoint from which a run is resumed."""
-    if path.is_file():
-        check_sums(path)
     try:
+        if path.is_file():
+            check_sums(path)
         return check_value(State, read_checkpoint(path), f"{path} is damaged")
     except (ValueError, FileNotFoundError) as error:
         older = [other.name for other in saved_checkpoints(path.parent) if other != path]
