@@ -141,7 +141,6 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
     """Regression of a digit's slant: a backbone with one output, trained by the squared error."""
 
     recipe_class = SlantRecipe
-    examples = "images"
 
     def build_data(self, run: Any = None) -> DataModule:
         """Build the images; a resumed run uses the same ones."""

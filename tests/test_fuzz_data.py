@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz import JSON, altered, changed, edited, fuzzed, outcome, replaced
-from graticule.lab.data.dense_module import load_dense
 from graticule.lab.data.images import EncodedImages
 from graticule.lab.data.registry import load_dataset
 from graticule.system.files import read_utf8
@@ -139,7 +138,7 @@ def test_annotations_of_objects_and_pixels(tmp_path_factory, data):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     allowed = (ValueError, FileNotFoundError)
-    result = outcome(lambda: load_dense(name, "train", root, truth), names="", allowed=allowed)
+    result = outcome(lambda: load_dataset(name, "train", root, truth), names="", allowed=allowed)
     if isinstance(result, Exception):  # a file without any segmentation has no masks
         assert str(root) in str(result) or "`dataset` must have masks" in str(result), result
     else:

@@ -26,7 +26,7 @@ def measure(run: Any) -> Iterator[Measured]:
     data, task, evaluation = run.data(), run.task(), SegmentationEvaluation()
     model = run.model(data, "last")
     for height, width in OTHERS:
-        score = evaluation.score(task, model, data, (height, width), "cpu", progress=False)
+        score = evaluation.score(task, model, data, (height, width), "cpu")
         yield "miou", f"{height}x{width}", round(score.miou, 4)
 
 

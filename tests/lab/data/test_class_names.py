@@ -23,6 +23,7 @@ from graticule.lab.tasks.options import Distillation, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.opening import label_names, open_model
 from graticule.lab.training.run import Run
+from graticule.lab.training.task import task_of
 from graticule.system.files import write_json
 from image_files import draw_image, write_folder
 from short_runs import short
@@ -72,29 +73,22 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
 
 def test_what_a_run_leaves_out_of_its_images_is_said_at_its_start(tmp_path, capsys):
     """24 x 40 pixels lose 40 % of their width in a square; mixed sizes have no size of their own."""
+    cases = []
     for name, sizes, message in (
-        ("wide", [(24, 40)], "leaves out 40 % of an image (mean of 6; all have 24 x 40 pixels)"),
-        ("square", [(16, 16)], ""),
-        ("mixed", [(24, 40), (40, 40)], "leaves out 20 % of an image (mean of 6)"),
+        ("wide", [(24, 40)], "which leaves out 40 % of an image (mean of 6; all have 24 x 40 pixels)"),
+        ("square", [(16, 16)], None),
+        ("mixed", [(24, 40), (40, 40)], "which leaves out 20 % of an image (mean of 6)"),
     ):
         root = write_folder(tmp_path / name)
         for index, path in enumerate(sorted((root / "train").rglob("*.JPEG"))):
             draw_image(index, *sizes[index % len(sizes)]).save(path)
-        run = train(recipe(root), tmp_path / f"run {name}", progress=False)
-        err = capsys.readouterr().err
-        assert ("crops the center" in err) == bool(message) and message in err
-        assert message in run.log_file.read_text()
-    for size, message in (
-        ((28, 44), "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio"),
-        ((14, 14), ""),
-    ):
-        train(
-            short(img_size=size, epochs=1, model_kwargs=("depth=1", "patch_size=2")),
-            tmp_path / str(size),
-            progress=False,
-        )
-        err = capsys.readouterr().err
-        assert ("aspect ratio" in err) == bool(message) and message in err
+        cases.append((recipe(root), message and f"evaluation crops the center to 8 x 8, {message}"))
+    larger = "images of 28 x 28 pixels are resized to 28 x 44, another aspect ratio; `img_size` 28 28 would keep it"
+    for case, message in (*cases, (short(img_size=(28, 44)), larger), (short(img_size=(14, 14)), None)):
+        task = task_of(case)
+        assert task.notes(task.build_data()) == ([message] if message else [])
+    run = train(cases[0][0], tmp_path / "run", progress=False)
+    assert cases[0][1] in capsys.readouterr().err and cases[0][1] in run.log_file.read_text()
 
 
 def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):

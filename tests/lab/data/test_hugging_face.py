@@ -29,16 +29,6 @@ def save(root, val="validation", **parts):
     return root
 
 
-@pytest.mark.parametrize("val", ["val", "validation", "test"])
-def test_a_saved_data_set_gives_its_images_in_colour_with_their_labels(tmp_path, val):
-    save(tmp_path, val)
-    for split, count in (("train", 6), ("test", 4)):
-        images, info = load_dataset("hugging_face", split, tmp_path)
-        assert (info.class_names, info.channels, info.size) == (("cat", "dog"), 3, None)
-        assert images.labels.tolist() == [n % 2 for n in range(count)]
-        assert [(number_of(images[n][0]), images[n][1]) for n in range(count)] == [(n, n % 2) for n in range(count)]
-
-
 def test_a_folder_packed_as_the_page_says_gives_the_batches_of_the_folder_bit_for_bit(tmp_path, monkeypatch):
     page = Path(__file__).parents[3] / "docs" / "training.md"
     write_folder(tmp_path / "IMAGENET", ("cat", "Bird", "dog"), per_class=11)

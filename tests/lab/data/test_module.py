@@ -1,10 +1,17 @@
+"""Batches of images in memory, with and without crops and flips."""
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision import transforms as T
+from torchvision.transforms.functional import hflip
 
 from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.transforms import TensorImages
+from graticule.lab.data.sampling import BatchIndices
+from graticule.lab.data.transforms import ShiftedImages, TensorImages, byte_values, evaluation_transform, shifts_only
 
 
 def module(**options):
@@ -33,22 +40,12 @@ def test_evaluation_sees_every_image_once_in_order_at_any_size():
     assert next(iter(elsewhere))[0].shape[1:] == (1, 20, 36)
 
 
-def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
-    data = module()
-    images, labels = next(iter(data.eval_dataloader(data.size)))
-    image, label = data.images["test"][int(data.rows["test"][7])]
-    pixels = torch.from_numpy(np.asarray(image) / 255).float()
-    torch.testing.assert_close(images[7, 0], (pixels - data.info.mean[0]) / data.info.std[0])
-    assert labels[7] == label
-
-
 def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
     assert [len(labels) for _, labels in module(drop_last=True).train_dataloader()] == [16, 16]
     assert [len(labels) for _, labels in module().train_dataloader()] == [16, 16, 8]
-    with pytest.raises(ValueError, match=r"`batch_size` must be even.*15"):
-        DataModule("digits", size=(28, 28), batch_size=15, drop_last=True)
-    with pytest.raises(ValueError, match=r"`batch_size`.*40.*64"):
-        module(drop_last=True, batch_size=64)
+    for batch_size, message in ((15, r"`batch_size` must be a multiple of 2.*15"), (64, r"`batch_size`.*40.*64")):
+        with pytest.raises(ValueError, match=message):
+            module(drop_last=True, batch_size=batch_size).train_order()
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2, hflip=0.5)])
@@ -71,3 +68,77 @@ def test_batches_made_on_a_device_equal_those_on_the_cpu(monkeypatch, augmentati
         assert torch.equal(ours[0], on_cpu[0]) and torch.equal(ours[1], on_cpu[1])
     one_by_one = here.test_images(size, range(30))[0]
     assert torch.equal(torch.cat([images for images, _ in there.eval_dataloader(there.size)]), one_by_one)
+
+
+INFO = DatasetInfo("cifar10", ("a", "b"), 3, (8, 12), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+BORDER = 2
+
+
+def pixels():
+    return np.random.RandomState(0).randint(0, 256, (6, 8, 12, 3)).astype(np.uint8)
+
+
+def shifted(augmentation=None, seed=0):
+    augmentation = augmentation or Augmentation(random_crop_padding=BORDER, hflip=0.5)
+    stored = torch.from_numpy(pixels()).permute(0, 3, 1, 2)
+    return ShiftedImages(stored, np.arange(6) % 2, byte_values(INFO), augmentation, seed)
+
+
+def drawn(data, epoch, *indices, repeats=0):
+    return data[BatchIndices(np.array(indices), epoch, np.array(repeats))][0]
+
+
+def all_crops(image):
+    """Return all crops that torchvision can make of an image, by offset and flip."""
+    bring = evaluation_transform(INFO, (8, 12), Augmentation())
+    padded = T.Pad(BORDER)(Image.fromarray(image))
+    crops = {}
+    for top in range(2 * BORDER + 1):
+        for left in range(2 * BORDER + 1):
+            crop = padded.crop((left, top, left + 12, top + 8))
+            crops[top, left, False], crops[top, left, True] = bring(crop), bring(hflip(crop))
+    return crops
+
+
+def which(image, crops):
+    names = [name for name, crop in crops.items() if (image - crop).abs().max() < 1e-5]
+    assert len(names) == 1
+    return names[0]
+
+
+def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
+    data, crops = shifted(), all_crops(pixels()[3])
+    seen = [which(drawn(data, epoch, 3)[0], crops) for epoch in range(600)]
+    assert set(seen) == set(crops)
+    assert 0.42 < np.mean([flip for _, _, flip in seen]) < 0.58
+
+
+def test_the_draws_do_not_depend_on_the_batch():
+    data = shifted()
+    batch, labels = data[BatchIndices(np.arange(6), 4)]
+    assert batch.shape == (6, 3, 8, 12) and batch.is_contiguous() and labels.tolist() == [0, 1] * 3
+    for index in range(6):
+        assert torch.equal(drawn(shifted(), 4, index)[0], batch[index])
+    mixed = drawn(data, 4, 5, 1, 1, repeats=(0, 1, 0))
+    assert torch.equal(mixed[0], batch[5]) and torch.equal(mixed[2], batch[1])
+    assert torch.equal(mixed[1], drawn(shifted(), 4, 1, repeats=[1])[0])
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "by_batches"),
+    [
+        (Augmentation(random_crop_padding=2), True),
+        (Augmentation(random_crop_padding=2, hflip=0.5), True),
+        (Augmentation(), False),
+        (Augmentation(random_crop_padding=2, erasing=0.1), False),
+        (Augmentation(hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1"), False),
+        (Augmentation(scale=(0.5, 1.0)), False),
+        (Augmentation(color_jitter=0.1), False),
+    ],
+)
+def test_only_crops_and_flips_are_done_by_batches(augmentation, by_batches):
+    assert shifts_only(augmentation) is by_batches
+    data = DataModule("digits", size=(28, 28), augmentation=augmentation, limit_train=40, limit_test=10)
+    loader = data.train_dataloader()
+    assert isinstance(loader.dataset, ShiftedImages) is by_batches
+    assert next(iter(loader))[0].shape == (40, 1, 28, 28)

@@ -19,7 +19,7 @@ CLASSES = tuple(f"c{number:02}" for number in range(20))
 
 
 def write_tar(path, members, kind=tarfile.REGTYPE, mode="w"):
-    """Write an archive of name -> bytes; `kind` is that of its first member."""
+    """Write an archive of name -> bytes; `kind` is the type of its first member."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as archive:
         for index, (name, content) in enumerate(members.items()):

@@ -22,9 +22,6 @@ def counts(labels, share):
     return np.bincount(labels[class_share(labels, share)], minlength=labels.max() + 1).tolist()
 
 
-# The choice
-
-
 @pytest.mark.parametrize(
     ("sizes", "share", "chosen"),
     [
@@ -47,9 +44,6 @@ def test_the_choice_never_changes():
     """It must not change, or a run on a share could not be repeated: NumPy's `RandomState` is frozen."""
     assert class_share(LABELS, 0.5) == [2, 3, 4, 5, 8, 9, 11]
     assert class_share(LABELS, 0.3) == [2, 4, 9, 11]
-
-
-# The data module
 
 
 def module(dataset="digits", **options):
@@ -90,16 +84,6 @@ def folder_module(root, **options):
     return module("image_folder", root=root, **{"size": (16, 24), "batch_size": 2, **options})
 
 
-def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
-    write_folder(tmp_path, classes=("cat", "dog", "wolf"), per_class=5)
-    data = folder_module(tmp_path, train_share=0.5)
-    assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 is rounded up
-    assert classes(data.eval_dataloader(data.size)) == [5, 5, 5]
-    other = folder_module(tmp_path, train_share=0.5, seed=9)
-    assert contents(other.train_dataloader()) == contents(data.train_dataloader())
-    assert set(contents(data.train_dataloader())) < set(contents(folder_module(tmp_path).train_dataloader()))
-
-
 def test_a_share_of_each_class_is_held_out_of_a_folder_without_val(tmp_path):
     root = write_folder(tmp_path, per_class=10)
     shutil.rmtree(root / "val")
@@ -113,9 +97,6 @@ def test_a_share_of_each_class_is_held_out_of_a_folder_without_val(tmp_path):
     assert folder_module(root, val_split=0.2, seed=7).rows["test"].tolist() == data.rows["test"].tolist()
     with pytest.raises(ValueError, match=r"`val_split` must leave every class an image to train on, got 0\.99"):
         folder_module(root, val_split=0.99)
-
-
-# Recipes
 
 
 @in_turn("share", [0, -0.5, 1.01, 50, float("nan"), float("inf")])

@@ -121,22 +121,3 @@ def test_a_smaller_canvas_is_a_crop_and_the_same_size_is_the_image():
     assert torch.equal(place(image, (8, 7)), image)
     mixed = place(image, (3, 9))  # cropped along one axis, padded along the other
     assert mixed.shape == (2, 3, 9) and sum(occurrences(image[:, top : top + 3], mixed) for top in range(6)) == 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"hflip": 1.5},
-        {"erasing": -0.1},
-        {"crop_pct": 0.0},
-        {"interpolation": "cubic"},
-        {"scale": (0.9, 0.1)},
-        {"ratio": (2, 1)},
-        {"random_crop_padding": 4, "scale": (0.5, 1.0)},
-        {"random_crop_padding": 4, "ratio": (1.0, 1.0)},
-        {"random_crop_padding": 4, "random_interpolation": True},
-    ],
-)
-def test_an_option_that_is_out_of_range_or_has_no_effect_is_refused_by_name(options):
-    with pytest.raises(ValueError, match=rf"`augmentation\.{next(iter(options))}"):
-        Augmentation(**options)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from pandas import DataFrame
 
+from commands import refused
+from graticule.lab.commands.compare import read
+from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.comparison import compare, recipe_hash, run_hash
 from graticule.lab.studies.plan import plan, planned_rows
 from graticule.lab.studies.results import Results
@@ -20,10 +23,11 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data
 from image_files import write_folder
+from short_runs import short
 
 
 def small(**kwargs) -> Recipe:
-    return Recipe(limit_train=40, limit_test=20, batch_size=20, epochs=1, accelerator="cpu", **kwargs)
+    return short(**{"limit_train": 40, "epochs": 1, "model_kwargs": (), **kwargs})
 
 
 def test_the_paired_test_is_that_of_the_textbook():
@@ -153,10 +157,8 @@ def test_choices_and_seeds_are_refused_before_any_work(tmp_path):
 
 def test_a_run_of_other_data_is_not_taken_for_ours(tmp_path):
     roots = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", per_class=4)
-    fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "epochs": 1, "model_kwargs": ("depth=1",)}
-    recipe, other = (
-        dataclasses.replace(small(), **fixed, data_root=root, limit_train=None, limit_test=None) for root in roots
-    )
+    fixed = {"dataset": "image_folder", "img_size": (8, 8), "batch_size": 2, "limit_train": None, "limit_test": None}
+    recipe, other = (small(**fixed, data_root=root) for root in roots)
     compare({"a": recipe}, [0], tmp_path / "runs", progress=False)
     for seeds in ([0], [0, 1]):
         with pytest.raises(
@@ -197,11 +199,7 @@ def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
 def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     comparison, folder = trained
     record = json.loads((folder / "comparison.json").read_text())
-    assert (
-        record["command"] == "graticule compare x"
-        and record["seeds"] == [0, 1]
-        and record["top1"] == comparison.scores()
-    )
+    assert (record["command"], record["seeds"], record["top1"]) == ("graticule compare x", [0, 1], comparison.scores())
     assert record["choices"] == {
         "joining=default": {"encoding": None},
         list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
@@ -263,3 +261,31 @@ def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
     with pytest.raises(ValueError, match="`img_size`"):
         compare(choices, [0], tmp_path / "other", progress=False, sizes=[(30, 28)])
     assert not (tmp_path / "other").exists()
+
+
+CALL = ["digits_quick", "--choices", "joining=lape"]
+CHANGES = {"--epochs": 3, "--precision": "bf16-mixed", "--lr": 1e-3, "--augmentation.hflip": 0.5}
+
+
+def test_values_for_all_runs_are_options_of_train():
+    options = read([*CALL, *(word for name, value in CHANGES.items() for word in (name, str(value)))])
+    recipe = load_recipe("digits_quick")
+    augmentation = dataclasses.replace(recipe.augmentation, hflip=0.5)
+    changed = dataclasses.replace(recipe, epochs=3, precision="bf16-mixed", lr=1e-3, augmentation=augmentation)
+    assert options.recipe == changed
+    assert options.recipes == {"joining=lape": dataclasses.replace(changed, joining="lape")}
+    assert options.folder_name == "compare-digits_quick-augmentation.hflip-0.5-epochs-3-lr-0.001-precision-bf16-mixed"
+    assert read(CALL).folder_name == "compare-digits_quick"
+
+
+def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options, message in {
+        "--lrr 1": "did you mean --lr",
+        "--lr": "`--lr` must have 1 value, as in --lr X.",
+        "--lr x": "`lr` must be a number, got 'x'.",
+        "--epochs 2 --epochs 3": "`--epochs` must be given once",
+        "--precision bf17": "`precision` must be one of 32-true",
+        "--seed 3": "`seed` must be left out of graticule compare, which has --seeds",
+    }.items():
+        assert message in refused(capsys, "compare", *CALL, *options.split()) and not list(tmp_path.iterdir())

@@ -15,24 +15,12 @@ import graticule.lab.studies.execution as module
 from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import OUTPUT, executor_of, train_job, train_runs
 from graticule.lab.studies.plan import plan
-from graticule.lab.tasks.options import Recipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import lock_folder
+from short_runs import short
 
-CHOICES = {
-    name: Recipe(
-        model="vit_nano_patch4_28",
-        model_kwargs=("depth=1", "embed_dim=8", "num_heads=1"),
-        encoding=name,
-        dataset="digits",
-        limit_train=20,
-        limit_test=10,
-        batch_size=20,
-        epochs=1,
-        accelerator="cpu",
-    )
-    for name in ("none", "learnable")
-}
+TINY = {"model_kwargs": ("depth=1", "embed_dim=8", "num_heads=1"), "limit_train": 20, "limit_test": 10, "epochs": 1}
+CHOICES = {name: short(encoding=name, **TINY) for name in ("none", "learnable")}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +73,7 @@ def test_a_comparison_by_an_executor_has_the_same_numbers_and_resumes_runs_that_
 
 @pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_named_and_the_same_command_resumes_it(tmp_path):
-    choices = {name: Recipe(**{**vars(recipe), "epochs": 4}) for name, recipe in CHOICES.items()}
+    choices = {name: short(encoding=name, **TINY | {"epochs": 4}) for name in CHOICES}
     alone = compare(choices, [0], tmp_path / "here", progress=False)
     first, _ = plan(choices, [0], tmp_path / "there")
 
@@ -97,7 +85,7 @@ def test_a_run_whose_process_is_killed_is_named_and_the_same_command_resumes_it(
     killer = threading.Thread(target=kill)
     killer.start()
     with (
-        pytest.raises(RuntimeError, match=r"resumes them:\n.*none.*BrokenProcessPool"),
+        pytest.raises(RuntimeError, match=r"(?s)resumes them:.*none.*BrokenProcessPool"),
         executor_of("local:1") as pool,
     ):
         compare(choices, [0], tmp_path / "there", progress=False, executor=pool)
@@ -114,7 +102,7 @@ def test_a_run_whose_worker_of_a_dask_cluster_is_killed_has_the_same_numbers(tmp
     import distributed
 
     monkeypatch.undo()  # waits as usual
-    choices = {name: Recipe(**{**vars(recipe), "epochs": 4}) for name, recipe in CHOICES.items()}
+    choices = {name: short(encoding=name, **TINY | {"epochs": 4}) for name in CHOICES}
     alone = compare(choices, [0], tmp_path / "here", progress=False)
     killed = []
 
@@ -164,13 +152,8 @@ def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data
 
 
 def test_unknown_executors_are_refused():
-    for on, message in [
-        ("everywhere", "`on` must be here, local:N"),
-        ("local:0", "`on` must be here, local:N"),
-        ("local:many", "`on` must be here, local:N"),
-        ("dask:", "`on` must be here, local:N"),
-        ("dask:tcp://127.0.0.1:1", "`on` must be the address of a running scheduler"),
-        ("here:2", "`on` must be here, local:N"),
-    ]:
+    unknown = dict.fromkeys(("everywhere", "local:0", "local:many", "dask:", "here:2"), "`on` must be here, local:N")
+    unreachable = {"dask:tcp://127.0.0.1:1": "`on` must be the address of a running scheduler"}
+    for on, message in (unknown | unreachable).items():
         with pytest.raises(ValueError, match=message), executor_of(on):
             pytest.fail(on)

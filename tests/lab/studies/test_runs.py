@@ -28,9 +28,6 @@ def write_run(folder, scores=(), kind=Recipe, **recipe):
     return folder
 
 
-# Finding runs
-
-
 def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path):
     for name in ("b", "a/seed-1", "a/seed-0", "x/y/z"):
         write_run(tmp_path / name)
@@ -51,9 +48,6 @@ def test_a_missing_folder_is_refused(tmp_path):
         list(find_runs(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match=r"file', which is not a folder"):
         list(find_runs(tmp_path / "file"))
-
-
-# Progress
 
 
 def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
@@ -185,9 +179,6 @@ def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
     assert re.search(
         r"No such file.*recipe\.json'; .*metrics\.csv must be a plain file, got a folder", summarize(folder).damage
     )
-
-
-# Following runs
 
 
 def metrics(*top1, seconds=10.0):

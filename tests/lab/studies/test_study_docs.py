@@ -1,4 +1,4 @@
-"""The pages of results equal the output of their commands from the stored data."""
+"""The pages of results equal the output of their commands from the stored data; answers of contrasts."""
 
 import dataclasses
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 from test_study import table_of
 
 from evidence.contrasts import Asked, Contrast, Registry, adjust, parse, read_scores
@@ -110,3 +111,36 @@ def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):
     reach = table_of({"a": [0.5]}, metric="reach", at="last layer")
     write_table(tmp_path / "study_x.csv", pd.concat([reach, table_of({"a": [9.0]})]))
     assert read_scores("x", tmp_path) == {("a", "", "reach, last layer"): {0: 0.5}, ("a", "", "trained"): {0: 9}}
+
+
+NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
+
+
+@pytest.mark.parametrize(
+    ("gain", "scale", "answer"),
+    [
+        (5.0, 1, "larger"),
+        (-5.0, 1, "smaller"),
+        (0.0, 1, "within the margin"),
+        (0.3, 1, "larger, but within the margin"),
+        (0.0, 20, "no difference found"),
+    ],
+)
+def test_clear_scores_get_their_answer(gain, scale, answer):
+    (contrast,) = adjust([Contrast(tuple(gain + scale * value for value in NOISE), 1.0)])
+    assert contrast.answer == answer
+
+
+def test_p_is_adjusted_for_all_contrasts_of_a_question():
+    contrast, other = Contrast(tuple(0.5 + value for value in NOISE), 1.0), Contrast(tuple(NOISE), 1.0)
+    alone, *_ = adjust([contrast])
+    first, *_ = adjust([contrast, other, other])
+    assert alone.adjusted == pytest.approx(stats.ttest_1samp(contrast.values, 0).pvalue)
+    assert first.adjusted == pytest.approx(alone.adjusted * 3 * (1 + 1 / 2 + 1 / 3))
+
+
+def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
+    values = [0.9 + value for value in NOISE]
+    assert Contrast(tuple(values), 1.0).equivalent == pytest.approx(
+        stats.ttest_1samp(values, 1.0, alternative="less").pvalue
+    )

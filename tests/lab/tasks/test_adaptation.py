@@ -111,11 +111,12 @@ def test_a_position_that_is_exact_starts_at_the_original(source, folder):
 
 @torch.no_grad()
 def test_the_distance_is_half_of_prefix_tokens_and_half_of_patches(source, folder):
-    task, data, model = started(source, folder, layers=(1,))
+    task, data, model = started(source, folder)
     images = data.spread_images("test", (32, 32), 2)
     distance, _ = task._distances(model, images)
-    new, old = ([[*m.each_layer(images)][1][0], m.forward_features(images)] for m in (model, task.original))
-    tokens = 1 - F.cosine_similarity(torch.stack(new), torch.stack(old), dim=-1)  # (2, B, N)
+    layers = [[tokens for tokens, _ in m.each_layer(images)][1:3] for m in (model, task.original)]
+    new, old = ([*of, m.forward_features(images)] for of, m in zip(layers, (model, task.original), strict=True))
+    tokens = 1 - F.cosine_similarity(torch.stack(new), torch.stack(old), dim=-1)  # (3, B, N)
     torch.testing.assert_close(distance, ((tokens[..., 0] + tokens[..., 1:].mean(-1)) / 2).mean(0))
 
 
@@ -158,7 +159,6 @@ def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
         ({"encoding": None}, "`encoding` or `joining` must be given"),
         ({"model": "vit_tiny_patch16_224"}, "`model` must be a trained model, such as timm:NAME"),
         ({"model": f"{tmp_path / 'quantized.py'}:build"}, "must have weights in floating point, got a quantized one"),
-        ({"layers": (4,)}, "`layers` must be from 0 to 3, got 4"),
         ({"img_size": (36, 36)}, "multiple"),
         ({"encoding": "sinusoidal_2d"}, "`encoding` must keep at least 0.0 of the old position, got .* which keeps -"),
         ({"encoding": "none", "stages": ("position",)}, "`stages` must train something, got position"),

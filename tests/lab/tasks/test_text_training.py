@@ -12,7 +12,8 @@ from graticule.lab.tasks.language import token_nats
 from graticule.lab.tasks.options import Recipe, TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import list_tasks, read_recipe
+from graticule.lab.training.task import list_tasks, read_recipe, task_of
+from graticule.lab.training.validation import held_out
 from short_runs import assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
@@ -53,9 +54,6 @@ def run(tmp_path_factory) -> Run:
     return train(short(), tmp_path_factory.mktemp("short") / "run", progress=False)
 
 
-# Measurement
-
-
 def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(run):
     result = run.result()
     assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
@@ -83,7 +81,16 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     assert run.result()["last_bpb"] == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 
 
-# The engine
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_and_one_with_nan_weights_has_no_score():
+    task = task_of(short())
+    data = task.build_data()
+    model = task.build_model(task.describe(data)).eval()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert held_out(task, model, data, progress=False).loss == pytest.approx(math.log(257), rel=1e-6)
+    model.norm.weight.data.fill_(math.nan)
+    result = held_out(task, model, data, progress=False)
+    assert math.isnan(result.score) and math.isnan(result.loss) and result.examples == data.num_bytes("test")
 
 
 def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
@@ -92,9 +99,6 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     run = stopped(recipe, tmp_path / "run", step=4)
     assert not run.finished
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), uninterrupted)
-
-
-# The recipe and the run folder
 
 
 def test_a_recipe_read_from_json_has_its_class():
@@ -108,9 +112,6 @@ def test_a_recipe_read_from_json_has_its_class():
         read_recipe({"task": "langauge"})
     with pytest.raises(ValueError, match="img_size"):
         read_recipe({"task": "language", "img_size": [28, 28]})
-
-
-# Weights of other runs
 
 
 def test_a_run_starts_from_one_of_another_length_and_encoding(tmp_path, capsys, run):

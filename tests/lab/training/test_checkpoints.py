@@ -27,8 +27,6 @@ def steps(run: Run) -> list[int]:
     return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
 
 
-# Kept checkpoints
-
 #: A rate at which nothing changes, so that the first epoch stays the best.
 STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
 
@@ -115,9 +113,6 @@ def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway
     assert sorted(path.name for path in run.folder.iterdir() if path.name.startswith(".")) == [".lock", ".mine.tmp"]
 
 
-# Damaged checkpoints
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "metrics.csv"])
 def test_nothing_is_written_through_a_link_out_of_the_run_s_folder(tmp_path, halfway, name):
     run, elsewhere = copied(halfway, tmp_path / "run"), tmp_path / "elsewhere"
@@ -171,9 +166,6 @@ def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_
     train(short(), run.folder, resume=True, progress=False)
     assert run.best.is_file() and run.result() | {"seconds": 0} == plain_run.result() | {"seconds": 0}
     assert torch.equal(load_file(run.weights)["head.weight"], load_file(plain_run.weights)["head.weight"])
-
-
-# A full disk
 
 
 def test_after_a_full_disk_the_run_resumes_from_the_last_checkpoint(tmp_path, monkeypatch, capsys, plain_run):

@@ -33,9 +33,6 @@ def logged(run: Run) -> list[str]:
     return [line[1] for line in lines]
 
 
-# The log
-
-
 def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(uninterrupted):
     lines = logged(uninterrupted)
     assert lines[0] == "starts on 1 device, cpu" and len(lines) == 3
@@ -55,9 +52,6 @@ def test_the_log_has_the_reason_of_a_stop_and_the_step_of_a_resume(resumed):
         "resumed after step 5 on 1 device, cpu",
         "epoch 2 of 2",
     ]
-
-
-# The history
 
 
 def test_the_history_has_a_row_an_epoch_of_numbers(uninterrupted):
@@ -81,9 +75,6 @@ def test_tensorboard_has_the_same_numbers(uninterrupted):
     for name in ("train_loss", "val_loss", "val_top1", "lr"):
         values = [event.value for event in read.Scalars(name)]
         assert values == pytest.approx([float(row[name]) for row in rows(uninterrupted)], rel=1e-6)
-
-
-# The bar
 
 
 @pytest.fixture
@@ -112,18 +103,14 @@ def bars(monkeypatch):
 def test_the_bar_shows_images_per_second_remaining_time_and_scores(tmp_path, bars):
     train(short(accumulate=2, epochs=3), tmp_path / "run")
     (drawn,) = bars
-    steps = [n for n, _, _ in drawn]
-    assert steps == sorted(steps) and set(range(1, 10)) <= set(steps) and steps[-1] == 9
-    assert {total for _, total, _ in drawn} == {9}
+    images = [n for n, _, _ in drawn]
+    assert images == sorted(images) and set(range(20, 181, 20)) <= set(images) and images[-1] == 180
+    assert {total for _, total, _ in drawn} == {180}
     texts = [text for _, _, text in drawn]
-    assert all("%" in text and "/9" in text for text in texts)
+    assert all("%" in text and "/180" in text for text in texts)
     later = texts[-1]
-    rate = float(re.search(r"img/s=([\d,]+)", later)[1].replace(",", ""))
-    pace = re.search(r"([\d.]+)(step/s|s/step)", later)
-    steps_per_second = float(pace[1]) ** (1 if pace[2] == "step/s" else -1)
-    assert 0.2 < rate / (20 * steps_per_second) < 5  # both are smoothed, at different times
-    assert "best=" in later and "loss=" in later and "top1=" in later
-    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # elapsed time, remaining time
+    assert "best=" in later and "loss=" in later and "top1=" in later and "epoch 3/3" in later
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d, +[\d.k]+img/s", later)  # elapsed time, remaining time, speed
 
 
 @pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -133,7 +120,6 @@ def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_p
     bars.clear()
     train(short(), folder, resume=True)
     (drawn,) = bars
-    steps = [n for n, _, _ in drawn]
-    assert steps[0] >= stop + 1 and steps == sorted(steps) and steps[-1] == 6 == drawn[-1][1]
-    rates = [float(text[1].replace(",", "")) for _, _, line in drawn if (text := re.search(r"img/s=([-\d,]+)", line))]
-    assert all(rate > 0 for rate in rates)
+    images = [n for n, _, _ in drawn]
+    assert images[0] >= 20 * (stop + 1) and images == sorted(images) and images[-1] == 120 == drawn[-1][1]
+    assert not any("?img/s" in text or "-" in text.partition("img/s")[0][-6:] for _, _, text in drawn[1:])

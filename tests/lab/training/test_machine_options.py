@@ -53,9 +53,6 @@ def resumed(capsys, run, options="") -> tuple[int, str]:
     return code, errors
 
 
-# Resuming
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -120,9 +117,6 @@ def test_damage_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, chang
     assert code == 1 and message in errors and str(run.recipe_file) in errors and errors.count("\n") == 1
 
 
-# Two runs in one folder
-
-
 def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_it(tmp_path, monkeypatch):
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=2)
     begun = tmp_path / "the first step has begun"
@@ -153,9 +147,6 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
     while summarize(run.folder).state == "running":  # the loader's processes also hold the lock
         assert time.time() - killed < 60
         time.sleep(0.05)
-
-
-# The loader's processes
 
 
 def kill_a_loader(number: int = signal.SIGKILL) -> None:
@@ -189,9 +180,6 @@ def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, uninterrupted):
         train(recipe, run.folder, progress=False)
     assert_same_end(run, uninterrupted)
     assert not multiprocessing.active_children()
-
-
-# Computation
 
 
 @pytest.mark.slow

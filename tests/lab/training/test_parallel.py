@@ -106,14 +106,6 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
     assert_equal_runs(both(run.folder), alone)
 
 
-def test_a_batch_that_processes_cannot_share_is_refused():
-    with pytest.raises(ValueError, match=r"devices x nodes x accumulate, 2 x 1 x 3, got 20; the nearest is 18 or 24"):
-        Recipe(batch_size=20, devices=2, accumulate=3)
-
-
-# A loss that is not finite
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_run_stops_and_names_the_batch(tmp_path, accumulate, monkeypatch):
     recipe, run = short(accumulate=accumulate), Run(tmp_path / "run")
@@ -149,8 +141,6 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, monkeypatc
     assert run.last.name == "step-000000001.ckpt"
 
 
-# Sharded parameters
-
 #: All that has a state of its own: a moving average, moments of the optimizer, sums of micro-batches.
 SHARDED = {"strategy": "fsdp", "ema_decay": 0.8, "clip_grad": 1.0, "optimizer": "adamw", "lr": 1e-3, "accumulate": 2}
 
@@ -163,15 +153,3 @@ def test_sharded_parameters_make_the_steps_of_copied_ones_and_resume_as_either(t
     again = both(restarted(sharded, tmp_path / "again"), **SHARDED, precision="32-true", keep=2)
     assert_equal_runs(again, sharded, atol=0)
     assert_equal_runs(both(restarted(sharded, tmp_path / "back"), **copies), sharded, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"devices": 1}, "`strategy` must be left out with one device"),
-        ({"devices": 2, "precision": "64-true"}, "`precision` must be 32-true, bf16-mixed or bf16-true with"),
-    ],
-)
-def test_a_run_that_cannot_be_sharded_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Recipe(strategy="fsdp", **options)

@@ -1,6 +1,8 @@
-"""Training follows the recipe: schedule, optimizer, decay, averaging, precision."""
+"""Training follows the recipe: schedule, optimizer, decay, averaging, precision; invalid values are refused."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,13 +11,13 @@ from safetensors.torch import load_file
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.commands.compare import parse_choices
 from graticule.lab.commands.options import overridden
-from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.augmentation import Augmentation, DenseAugmentation
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.tasks.options import ImageMixing
+from graticule.lab.tasks.options import Distillation, ImageMixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.optimization import build_optimizer
 from graticule.lab.training.task import build_data, build_model
-from in_turn import in_turn
+from in_turn import in_turn, refusals
 from short_runs import short
 
 
@@ -53,24 +55,51 @@ def test_the_moving_average_is_kept_and_evaluated(tmp_path):
     assert torch.equal(run.model(checkpoint="last").head.weight, averaged["model.head.weight"])
 
 
-@in_turn(
-    ("field", "value"),
-    [
-        ("batch_size", 0),
-        ("epochs", 0),
-        ("lr", 0.0),
-        ("label_smoothing", 1.0),
-        ("ema_decay", 1.0),
-        ("warmup_epochs", 2),
-        ("optimizer_eps", 0.0),
-    ],
+#: Of recipes: a field, a value, and the end of the message, which begins with the field.
+FIELDS = [
+    *(("batch_size", 0, ""), ("epochs", 0, ""), ("lr", 0.0, ""), ("label_smoothing", 1.0, ""), ("ema_decay", 1.0, "")),
+    *(("warmup_epochs", 2, ""), ("optimizer_eps", 0.0, "")),
+    ("train_sizes", ("16", "16x16"), "must be different sizes"),
+    *(("train_sizes", sizes, "must be sides in pixels") for sizes in (("0",), ("16x",))),
+]
+#: Of augmentations, by their kind: the values, of which the message names the first.
+AUGMENTATIONS = [
+    *(
+        (Augmentation, values, "")
+        for values in ({"hflip": 1.5}, {"erasing": -0.1}, {"crop_pct": 0.0}, {"ratio": (2, 1)})
+    ),
+    *((Augmentation, values, "") for values in ({"interpolation": "cubic"}, {"scale": (0.9, 0.1)}, {"ratio": (2, 1)})),
+    (Augmentation, {"random_crop_padding": 4, "scale": (0.5, 1.0)}, ""),
+    (Augmentation, {"random_crop_padding": 4, "ratio": (1.0, 1.0)}, ""),
+    (Augmentation, {"random_crop_padding": 4, "random_interpolation": True}, ""),
+    (DenseAugmentation, {"sizes": ("1333x800",)}, "must be SHORTERxLONGER"),
+    (DenseAugmentation, {"sizes": ("x",)}, "must be sides"),
+    (DenseAugmentation, {"scale": (2.0, 0.5)}, "must be a range"),
+    (DenseAugmentation, {"hflip": 1.5}, ""),
+    (DenseAugmentation, {"crop_majority": 0.5}, "must be left out without"),
+]
+#: Of distillation.
+DISTILLATIONS = [
+    ({"form": "warm"}, "must be 'hard' or 'soft', got 'warm'"),
+    ({"alpha": -0.1}, "must be at least 0, got -0.1"),
+    ({"alpha": 1.5}, "must be at most 1, got 1.5"),
+    ({"alpha": math.nan}, "must be a finite number, got nan"),
+    ({"temperature": 2.0}, "must be left out unless .* soft.* got 2.0"),
+    ({"temperature": 0.0, "form": "soft"}, "must be greater than 0, got 0.0"),
+    ({"temperature": math.inf, "form": "soft"}, "must be a finite number, got inf"),
+    ({"teacher_checkpoint": "a.pth"}, "must be given with `distillation"),
+]
+SHARED = r"devices x nodes x accumulate, 2 x 1 x 3, got 20; the nearest is 18 or 24"
+PRECISION = "`precision` must be 32-true, bf16-mixed or bf16-true with"
+
+test_invalid_values_are_refused_by_name = refusals(
+    *((partial(short, **{name: value}), f"`{name}` ?{rule}") for name, value, rule in FIELDS),
+    *((partial(kind, **v), rf"`augmentation\.{next(iter(v))}` ?{rule}") for kind, v, rule in AUGMENTATIONS),
+    *((partial(Distillation, **v), rf"`distillation\.{next(iter(v))}` {rule}") for v, rule in DISTILLATIONS),
+    (partial(Recipe, batch_size=20, devices=2, accumulate=3), SHARED),
+    (partial(Recipe, strategy="fsdp", devices=1), "`strategy` must be left out with one device"),
+    (partial(Recipe, strategy="fsdp", devices=2, precision="64-true"), PRECISION),
 )
-def test_an_invalid_value_is_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=f"`{field}`"):
-        short(**{field: value})
-
-
-# Values that the user gave
 
 
 @in_turn(
@@ -83,7 +112,7 @@ def test_an_invalid_value_is_refused_by_name(field, value):
         ("mixing.mixup=0.5,mixing.switch_prob=0.1", "mixing.mixup and mixing.cutmix"),
         ("distillation.alpha=0.2", "distillation.teacher"),
         ("augmentation.rand_augment=rand-m9,augmentation.color_jitter=0.1", "augmentation.rand_augment=None"),
-        ("augmentation.crop_pct=0.5", "images larger than those of digits"),
+        ("augmentation.crop_pct=0.5", "larger images than digits has"),
         ("augmentation.hflip=0.5,augmentation.ratio=0.2 5", "random crops by area"),
         ("augmentation.random_interpolation=true", "random crops by area"),
     ],

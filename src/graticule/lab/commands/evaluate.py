@@ -94,7 +94,7 @@ def run(options: EvaluateOptions) -> int:
         scores = evaluation.scores(task, training.with_precision(source.model, precision, device), data, device=device)
         measured = _measured_score(source, task, options.checkpoint)
         evaluated.append(Evaluated(label, source.target, task.recipe, scores, measured))
-    table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
+    table, records = evaluation.table(evaluated), evaluation.records(evaluated)
     options.print_table(table.columns, *table.rows)
     starred = any(cell.endswith(" *") for row in table.rows for cell in row)
     options.say(*[f"* {table.star}"] * starred, *table.notes)

@@ -35,7 +35,7 @@ Target = dict[str, Any]
 class DenseInfo(DatasetInfo):
     """The facts of a data set for detection or segmentation that a model needs.
 
-    truth: the targets of every image, of boxes, masks and classes.
+    truth: of boxes, masks and classes.
     category_ids: the number of each class of objects in the files of the data set, used when results are written.
     pixel_names: the classes of pixels, if these are not `class_names`.
     """
@@ -77,7 +77,7 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
         path: its file.
         size: the (height, width) that its annotations state; if only the image without its orientation has it, they
             refer to that.
-        source: what states the size.
+        source: the file that states the size.
 
     Raises:
         ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read, or has another size.

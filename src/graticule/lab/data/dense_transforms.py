@@ -15,8 +15,6 @@ from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
 from graticule.lab.data.dense import IGNORED, Target
 from graticule.lab.data.images import DatasetInfo
 
-#: A function of an image (3, height, width) and its target that transforms both. Randomness is torch's.
-DenseTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 #: The entries of a target that have one value per object.
 _PER_OBJECT = ("boxes", "labels", "masks", "iscrowd", "area")
 _MOST_CROPS = 10
@@ -162,7 +160,7 @@ class TrainingTransform:
 
 
 class EvaluationTransform:
-    """The transform of evaluation: the resize and the normalization. The target stays that of the original image.
+    """The transform of evaluation: the resize and the normalization. The target is still of the original image.
 
     The target gets the `size` of the original, (height, width), to which predictions are resized.
 

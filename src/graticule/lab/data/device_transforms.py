@@ -28,7 +28,7 @@ from graticule.lab.data.transforms import TensorImages, byte_values
 _AT_ONCE = 1 << 25
 #: Attempts to draw a rectangle that fits into an image, as in timm and torchvision.
 _ATTEMPTS = 10
-#: Separates the draws from those of the order of images.
+#: Separates these draws from the draws of the order of images.
 _DRAWS = 0xDE71CE
 #: Normal values, a part of which replaces the pixels of an erased rectangle.
 _NOISE = 1 << 20
@@ -91,9 +91,9 @@ def _rand_augment(info: DatasetInfo, size: tuple[int, int], augmentation: Augmen
 class AugmentedImages(TensorImages):
     """Images of one tensor that are augmented on their device, all of an epoch at once.
 
-    The draws for an image are a function of seed, epoch and index, whatever the device. They differ from those of
-    `ImageExamples`, and have the same distribution. The noise of erased pixels is a part of a table of a million normal
-    values, which begins at a random place.
+    The draws for an image are a function of seed, epoch and index, whatever the device. They differ from the
+    draws of `ImageExamples`, and have the same distribution. The noise of erased pixels is a part of a table of a
+    million normal values, which begins at a random place.
 
     Args:
         pixels: (n, C, H, W), uint8.
@@ -129,12 +129,11 @@ class AugmentedImages(TensorImages):
         return self._erase(self._normalize(self._augmented[indices]), self._erased[batch.indices]), self.labels[indices]
 
     def to(self, device: torch.device) -> Self:
-        """Move the images to `device`, in place."""
         self.fill, self._noise = self.fill.to(device), self._noise.to(device)
         return super().to(device)
 
     def _of_epoch(self, epoch: int) -> tuple[Tensor, np.ndarray]:
-        """Return all images of an epoch, (n, C, height, width), uint8, and what is erased of each, (n, 5)."""
+        """Return all images of an epoch, (n, C, height, width), uint8, and the erased rectangle of each, (n, 5)."""
         generator = np.random.default_rng([self.seed, epoch, _DRAWS])
         draws = iter(generator.random((4 + 2 * _ATTEMPTS, len(self))))
         erased = np.concatenate([self.draw_erased(draws), _integers(next(draws), _NOISE)[:, None]], 1)

@@ -1,4 +1,4 @@
-"""The images of a folder at any depth, to inspect a model with; classes are those of the folders, if possible."""
+"""The images of a folder at any depth, to inspect a model with; the folders name the classes, if possible."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class FolderModule(DataModule):
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
 
     def read(self) -> None:
-        """Find the images and their labels."""
         root, paths = find_images(Path(str(self.root)))
         chosen = [paths[index] for index in spread(len(paths), self.count or len(paths))]
         places = [path.relative_to(root) for path in chosen]

@@ -1,4 +1,4 @@
-"""Sets of images: what is known of them, those in memory, and encoded ones that are decoded on access."""
+"""Sets of images: their facts, arrays in memory, and encoded images that are decoded on access."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from torch.utils.data import Dataset
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
+#: The truth of data sets for classification, see `DatasetInfo`.
+ONE_CLASS = "one class per image"
 
 #: Most classes of a data set: a damaged label must not determine the allocated memory.
 MOST_CLASSES = 1_000_000
@@ -30,9 +32,9 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 #: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
 LARGEST = 3 << 29
-#: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
+#: Largest aspect ratio of an image, since its shorter side is resized to the side of the crop.
 _LONGEST = 500
-#: Errors of a file that is no image, or contradicts what is known of it.
+#: Errors of a file that is no image, or contradicts its facts.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -40,9 +42,10 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
-    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` are
-    those of the training images per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a
-    native size get that of a model, in timm's words; images of one native size are resized without a crop (squash).
+    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` of the training images are
+    per channel, in [0, 1], by default ImageNet's. `crop_mode` is how images without a native size get the size of a
+    model, in timm's words; images of one native size are resized without a crop (squash). `truth` names the
+    labels or targets of every image.
     """
 
     name: str
@@ -52,10 +55,10 @@ class DatasetInfo:
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop_mode: Literal["center", "squash", "border"] = "center"
+    truth: tuple[str, ...] = (ONE_CLASS,)
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes."""
         return len(self.class_names)
 
 
@@ -93,7 +96,7 @@ def same_classes(names: Sequence[str], others: Sequence[str]) -> bool:
 def class_labels(folders: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:
     """Return the output of a model for each class of data; None if they are not the classes of the model.
 
-    Classes are matched by name. Only if those of the model or of the data have no names are they taken in order.
+    Classes are matched by name, and in order only if the model or the data do not name them.
 
     Args:
         folders: the classes of the data.
@@ -147,17 +150,17 @@ class StoredImages(Dataset[Any], ABC):
             ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it is broken.
         """
 
-    @abstractmethod
     def place(self, index: int) -> Path:
-        """Return the name of an image in messages: its file, or the file that contains it and its name there."""
+        """Return the name of an image in messages: by default its first file."""
+        return self.files_of(index)[0]
 
-    def files_of(self, index: int) -> Iterable[Path]:
-        """Return the paths of the files of an example; none if it is in no file of its own."""
+    def files_of(self, index: int) -> Sequence[Path]:
+        """Return the paths of the files of an example, first of its image; none if it is in no file of its own."""
         return ()
 
     @abstractmethod
     def content(self, index: int) -> Iterable[bytes | np.ndarray]:
-        """Return what is hashed of an example."""
+        """Return the parts of an example that are hashed."""
 
     @property
     def skipped(self) -> list[Path]:
@@ -176,7 +179,7 @@ class StoredImages(Dataset[Any], ABC):
             try:
                 return self.example(candidate)
             except UNREADABLE as error:
-                if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Pillow have none
+                if isinstance(error, OSError) and error.errno is not None:  # of the disk; Pillow's errors have none
                     raise
                 place, reason = self.place(candidate), (str(error) or type(error).__name__).rstrip(".")
                 if not self.skip_broken:
@@ -200,11 +203,9 @@ class EncodedImages(StoredImages):
         """Return the stored bytes of an image."""
 
     def example(self, index: int) -> tuple[Image.Image, int]:
-        """Return a decoded image and its label."""
         return decode(self.read(index)), int(self.labels[index])
 
     def content(self, index: int) -> Iterable[bytes]:
-        """Return the stored bytes of an image."""
         return (self.read(index),)
 
 

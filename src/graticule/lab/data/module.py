@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.device_transforms import AugmentedImages, augments_on_device
 from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, StoredImages, fingerprint, spread
 from graticule.lab.data.registry import load_dataset
-from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, Loading, balanced_subset, class_share
+from graticule.lab.data.sampling import Batches, BatchIndices, BatchOrder, TaskData, balanced_subset, class_share
 from graticule.lab.data.transforms import (
     CanvasImages,
     ImageExamples,
@@ -44,36 +45,63 @@ def build_mixup(
     return Mixup(mixup, cutmix, None, prob, switch_prob, "batch", True, label_smoothing, num_classes)
 
 
-class ImageData(Loading):
-    """The images of both splits, and the rows of them that are used."""
+@dataclass(eq=False, repr=False)
+class ImageData(TaskData):
+    """The images of both splits of a data set, and the rows of them that are used.
 
-    images: dict[Split, Any]
-    rows: dict[Split, np.ndarray]
+    Args:
+        dataset: one of `list_datasets()`.
+        root: the folder of the data set, if it has one.
+        size: of the images in training, and in evaluation unless another is given, in pixels.
+        batch_size, eval_batch_size: images per batch in training and in evaluation.
+        workers: processes that load images; 0 loads them in the main process.
+        seed: seed of order and augmentation.
+        limit_train, limit_test: use only this many images.
+    """
 
-    def check_classes(self, train: DatasetInfo, test: DatasetInfo) -> None:
-        """Check that both splits have the same classes in the same order."""
-        if train.class_names != test.class_names:
-            ours, others = {*train.class_names}, {*test.class_names}
+    dataset: str
+    _: KW_ONLY
+    root: str | Path | None = None
+    size: tuple[int, int]
+    batch_size: int = 64
+    eval_batch_size: int = 256
+    workers: int = 0
+    seed: int = 0
+    limit_train: int | None = None
+    limit_test: int | None = None
+
+    def read(self) -> None:
+        """Find the images and check them as far as possible without reading each."""
+        self.images: dict[Split, Any] = {}
+        self.rows: dict[Split, np.ndarray] = {}
+        limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
+        classes: dict[Split, tuple[str, ...]] = {}
+        for split, limit in limits.items():
+            self.images[split], self.rows[split], self.info = self.read_split(split, limit)
+            classes[split] = self.info.class_names
+        if classes["train"] != classes["test"]:
+            ours, others = {*classes["train"]}, {*classes["test"]}
             alone = {"training": sorted(ours - others), "evaluation": sorted(others - ours)}
             listed = [f"in {split} only: {shorten(', '.join(names), 80)}" for split, names in alone.items() if names]
             raise ValueError(
                 f"`data_root` must have the same classes in training and evaluation; "
-                f"{'; '.join(listed) or 'got another order'} ({train.name})."
+                f"{'; '.join(listed) or 'got another order'} ({self.info.name})."
             )
+
+    @abstractmethod
+    def read_split(self, split: Split, limit: int | None) -> tuple[Any, np.ndarray, Any]:
+        """Return the images of a split, the rows of at most `limit` of them, and their `DatasetInfo`."""
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that training found and left out."""
         return getattr(self.images.get("train"), "skipped", [])
 
     @property
     def num_train(self) -> int:
-        """Return the number of training images."""
         return len(self.rows["train"])
 
     @property
     def num_test(self) -> int:
-        """Return the number of test images."""
         return len(self.rows["test"])
 
     def fingerprint(self) -> dict[str, Any]:
@@ -96,47 +124,28 @@ class ImageData(Loading):
         return (file for row in rows for file in images.files_of(row))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DataModule(ImageData):
     """The batches of a data set for training and for evaluation at any size.
 
     Args:
-        dataset: one of `list_datasets()`.
-        root: the folder of the data set, if it has one.
-        size: (height, width) in training, and in evaluation unless another is given.
         train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
-        batch_size, eval_batch_size: images per batch in training and in evaluation.
-        workers: processes that load images; 0 loads them in the main process.
-        seed: seed of order and augmentation.
         augmentation: the augmentation of training images.
         val_split: hold this share of the training images of each class out as the test images, the same with any seed.
         train_share: use only this share of the training images of each class, the same with any seed.
-        limit_train, limit_test: use only this many images, balanced over the classes.
         drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
         repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
             not change.
     """
 
-    dataset: str
-    _: KW_ONLY
-    root: str | Path | None = None
-    size: tuple[int, int]
-    batch_size: int = 64
-    eval_batch_size: int = 256
-    workers: int = 0
-    seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
     val_split: float | None = None
     train_share: float | None = None
-    limit_train: int | None = None
-    limit_test: int | None = None
     drop_last: bool = False
     repeats: int = 1
     train_sizes: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        if self.drop_last and self.batch_size % 2:
-            raise ValueError(f"`batch_size` must be even if images are mixed in pairs, got {self.batch_size}.")
         if len(self.size) != 2:
             raise ValueError(f"`size` must be the height and width of images, got {self.size}.")
         self.train_sizes = tuple(self.train_sizes) or (self.size,)
@@ -145,29 +154,16 @@ class DataModule(ImageData):
         self._train: Batches | None = None
         self.read()
 
-    def read(self) -> None:
-        """Find the images and check them as far as possible without reading each."""
-        self.images, self.rows, infos = {}, {}, []
-        limits: dict[Split, int | None] = {"train": self.limit_train, "test": self.limit_test}
-        for split, limit in limits.items():
-            self.images[split], self.info = load_dataset(
-                self.dataset, split if self.val_split is None else "train", self.root
-            )
-            infos.append(self.info)
-            labels = np.asarray(self.images[split].labels)
-            rows = np.arange(len(labels))
-            if self.val_split is not None:
-                rows = self._split_rows(labels, self.val_split)[split]
-                self.images[split].skip_broken = split == "train"
-            if split == "train" and self.train_share is not None:
-                rows = rows[class_share(labels[rows], self.train_share)]
-            self.rows[split] = rows if limit is None else rows[balanced_subset(labels[rows], limit)]
-        self.check_classes(*infos)
-        if (count := len(self.rows["train"])) < self.batch_size and self.drop_last:
-            raise ValueError(
-                f"`batch_size` must not exceed the number of training images, {count}, if images are mixed in pairs, "
-                f"got {self.batch_size}."
-            )
+    def read_split(self, split: Split, limit: int | None) -> tuple[Any, np.ndarray, DatasetInfo]:
+        images, info = load_dataset(self.dataset, split if self.val_split is None else "train", self.root)
+        labels = np.asarray(images.labels)
+        rows = np.arange(len(labels))
+        if self.val_split is not None:
+            rows = self._split_rows(labels, self.val_split)[split]
+            images.skip_broken = split == "train"
+        if split == "train" and self.train_share is not None:
+            rows = rows[class_share(labels[rows], self.train_share)]
+        return images, rows if limit is None else rows[balanced_subset(labels[rows], limit)], info
 
     def _split_rows(self, labels: np.ndarray, share: float) -> dict[Split, np.ndarray]:
         """Return the training images that stay, and those that are held out."""
@@ -184,16 +180,14 @@ class DataModule(ImageData):
         return self
 
     def order_options(self) -> dict[str, Any]:
-        """Return the arguments of `BatchOrder` for mixing, repeats and sizes."""
         return {"drop_last": self.drop_last, "repeats": self.repeats, "sizes": len(self.train_sizes)}
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes."""
-        shares = world_size * accumulate
-        if self.drop_last and self.batch_size % (2 * shares):
+        if self.drop_last and self.batch_size % (pairs := 2 * world_size * accumulate):
             raise ValueError(
-                f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
-                f"are mixed in pairs, got {self.batch_size}."
+                f"`batch_size` must be a multiple of {pairs}, so that the images of each of {pairs // 2} micro-batches "
+                f"can be mixed in pairs, got {self.batch_size}."
             )
         return super().train_order(rank, world_size, accumulate)
 
@@ -205,7 +199,7 @@ class DataModule(ImageData):
         return self._train
 
     def _train_images(self, size: tuple[int, int]) -> Batches:
-        """Return the training images at `size`, in memory if those of all sizes fit."""
+        """Return the training images at `size`, in memory if the images of all sizes fit."""
         if self._fits_in_memory("train", *self.train_sizes):
             if not self.augmentation.random:
                 return TensorImages(*self._tensors("train", size)).to(self.device)
@@ -250,10 +244,10 @@ class DataModule(ImageData):
         images, labels = self._evaluation_images("test", size)[BatchIndices(np.asarray(indices))]
         return images, labels
 
-    def stored_sizes(self, split: Split, most: int = 32) -> list[tuple[int, int]]:
-        """Return (height, width) of at most `most` images of a split, as stored, evenly spaced."""
+    def stored_sizes(self, split: Split) -> list[tuple[int, int]]:
+        """Return (height, width) of some images of a split, as stored, evenly spaced."""
         rows = self.rows[split]
-        return [self.images[split][row][0].size[::-1] for row in rows[spread(len(rows), most)].tolist()]
+        return [self.images[split][row][0].size[::-1] for row in rows[spread(len(rows))].tolist()]
 
     def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""

@@ -1,14 +1,14 @@
-"""Data sets by name: those of the package and those that a plugin registers."""
+"""Data sets by name, of the package and of plugins."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from graticule.lab.data.dense import DenseImages, DenseInfo
-from graticule.lab.data.images import DatasetInfo, Split
+from graticule.lab.data.images import ONE_CLASS, DatasetInfo, Split
 from graticule.registry.checks import known_name
 from graticule.registry.registry import NameTable
 
@@ -56,8 +56,23 @@ def list_datasets() -> list[str]:
     return sorted(DATASETS)
 
 
-def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, DatasetInfo]:
-    """Load a split of the data set `name`, and check the types that a plugin returns."""
+def load_dataset(
+    name: str, split: Split, root: str | Path | None = None, truth: Sequence[str] = (ONE_CLASS,)
+) -> tuple[Any, Any]:
+    """Load a split of a data set: pairs of an image and its label or target, and their `DatasetInfo`.
+
+    Args:
+        name: one of `list_datasets()`, or hfds/NAME on the Hugging Face Hub.
+        split: train or test.
+        root: the folder of the data set, if it has one.
+        truth: the labels or targets of every image: one class, or some of boxes, masks and classes of pixels.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, data that do not exist or are damaged, or
+            another truth.
+        TypeError: if a registered function returns something else.
+    """
+    known_name("split", split, ("train", "test"))
     hub = {"name": name.removeprefix("hfds/")} if name.startswith("hfds/") else {}
     load: Any = DATASETS[known_name("dataset", "hugging_face" if hub else name, list_datasets())]
     pair = load(split, None if root is None else Path(root), **hub)
@@ -70,21 +85,11 @@ def loaded(name: str, split: Split, root: str | Path | None) -> tuple[Any, Datas
         good, kind = isinstance(images, DenseImages), "DenseImages with a DenseInfo"
     if not good:
         raise TypeError(f"the dataset {name!r} must return {kind}, got {type(images).__name__}.")
-    return images, info
-
-
-def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
-    """Load a split of a data set: pairs of an image and a label, and their `DatasetInfo`.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
-        TypeError: if a registered function returns something else.
-    """
-    known_name("split", split, ("train", "test"))
-    images, info = loaded(name, split, root)
-    if isinstance(info, DenseInfo):
+    if missing := [kind for kind in truth if kind not in info.truth]:
         raise ValueError(
-            f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
-            "a recipe for detection or segmentation."
+            f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(info.truth)}; train "
+            "it by a recipe of another task."
         )
+    if isinstance(images, DenseImages):
+        images.wanted = frozenset(truth)
     return images, info

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-#: Separates the draws of sizes from those of images.
+#: Separates the draws of sizes from the draws of images.
 _SIZES = 0x512E
 
 
@@ -43,7 +44,7 @@ class BatchOrder(Sampler[BatchIndices]):
 
     Args:
         length: number of examples.
-        batch_size: examples per step, over all processes and micro-batches.
+        batch_size: examples per step, over all processes and micro-batches, which must divide it.
         seed: seed of the order.
         rank: index of the process.
         world_size: number of processes.
@@ -71,9 +72,6 @@ class BatchOrder(Sampler[BatchIndices]):
 
     def __post_init__(self) -> None:
         self._shares = self.world_size * self.parts
-        if self.batch_size % self._shares:
-            of = f"devices x nodes x accumulate, {self.world_size} x {self.parts}"
-            raise ValueError(f"`batch_size` must be a multiple of {of}, got {self.batch_size}.")
         full, rest = divmod(self.length, self.batch_size)
         self.steps = full + (not self.drop_last and rest >= self._shares)
         if self.steps < 1:
@@ -173,14 +171,25 @@ class Examples(Batches):
 
     In training, the randomness of each is a function of seed, epoch, index and repeat alone, whichever batch it is in
     and whichever process makes it. The random states of the process are unchanged.
+
+    Args:
+        images: pairs of an image and its label or target, by index.
+        rows: (n,), the indices of the images that are used.
+        transform: whose draws are from torch, Python and NumPy.
+        seed: seed of the draws.
     """
 
     in_memory = False
-    seed: int = 0
+
+    def __init__(self, images: Any, rows: np.ndarray, transform: Callable[..., Any], seed: int = 0) -> None:
+        self.images, self.rows, self.transform, self.seed = images, rows, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @abstractmethod
     def example(self, index: int) -> Any:
-        """Return an example; draws are from torch, Python and NumPy."""
+        """Return an example."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> Any:
@@ -204,13 +213,22 @@ class Examples(Batches):
         return self.collate(examples)
 
 
-class Loading(ABC):
-    """The loaders of a data module, whose batches are functions of its seed alone."""
+class TaskData(ABC):
+    """The data of a task, as loaders of batches that are functions of its seed alone.
 
+    size: of the examples in training, at which a run is validated.
+    """
+
+    size: Any
     batch_size: int
     eval_batch_size: int
     seed: int
     workers: int = 0
+
+    @property
+    def skipped(self) -> Sequence[Path]:
+        """The broken files that training found and left out."""
+        return ()
 
     @abstractmethod
     def train_batches(self) -> Batches:
@@ -222,7 +240,6 @@ class Loading(ABC):
 
     @property
     def num_train(self) -> int:
-        """Return the number of training examples."""
         return len(self.train_batches())
 
     def order_options(self) -> dict[str, Any]:
@@ -241,7 +258,7 @@ class Loading(ABC):
     def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1, **options: Any) -> DataLoader[Any]:
         """Return the batches of the test examples at `size`, each once over all processes.
 
-        `options` are those of `eval_batches`.
+        `options` are passed to `eval_batches`.
         """
         batches = self.eval_batches(size, **options)
         return self.load(batches, evaluation_batches(len(batches), self.eval_batch_size, rank, world_size))

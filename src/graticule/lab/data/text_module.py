@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graticule.lab.data.images import Split, fingerprint
-from graticule.lab.data.sampling import Batches, BatchIndices, Loading
+from graticule.lab.data.sampling import Batches, BatchIndices, TaskData
 from graticule.lab.data.sets.texts import load_text
 
 #: The target of an input that has none, which is neither learned nor scored.
@@ -119,7 +119,7 @@ class EvaluationWindows(Batches):
 
 
 @dataclass(eq=False, repr=False)
-class TextModule(Loading):
+class TextModule(TaskData):
     """The batches of a text for training and evaluation.
 
     Args:
@@ -146,20 +146,12 @@ class TextModule(Loading):
     tokenizer = ByteTokenizer()
 
     def __post_init__(self) -> None:
-        for name in ("context", "eval_batch_size", "limit_train", "limit_test"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
+        self.size = self.context
         self._tokens: dict[Split, np.ndarray] = {}
         for split, documents in load_text(self.dataset, self.root).items():
             limit = {"train": self.limit_train, "test": self.limit_test}[split]
             self._tokens[split] = self.tokenizer.stream(documents)[: limit and limit * self.context]
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
-
-    @property
-    def size(self) -> int:
-        """The context of training, at which runs are evaluated."""
-        return self.context
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number and a hash of the tokens of each split, which tell whether they are the same."""

@@ -105,23 +105,9 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
 
 
 class ImageExamples(Examples):
-    """Transformed images.
-
-    Args:
-        images: pairs of an image and a label, by index.
-        rows: (n,), the indices of the images that are used.
-        transform: returns (C, height, width); its draws are from torch, Python and NumPy.
-        seed: seed of the draws.
-    """
-
-    def __init__(self, images: Any, rows: np.ndarray, transform: Transform, seed: int = 0) -> None:
-        self.images, self.rows, self.transform, self.seed = images, rows, transform, seed
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    """Transformed images, (C, height, width), and their labels."""
 
     def example(self, index: int) -> tuple[Tensor, int]:
-        """Return a transformed image and its label."""
         image, label = self.images[int(self.rows[index])]
         return self.transform(image), label
 
@@ -224,7 +210,7 @@ def shifts_only(augmentation: Augmentation) -> bool:
     return augmentation.random and not any(rest)
 
 
-#: How images get a size other than that of training: scaled (zoom), or at the same scale on a larger canvas (canvas).
+#: How images get another size than in training: scaled (zoom), or at the same scale on a larger canvas (canvas).
 Mode = Literal["zoom", "canvas"]
 #: Seed of the positions of the images, so that all models are tested on the same ones.
 _PLACE_SEED = 28

@@ -78,7 +78,7 @@ def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-tr
     """Return the recipe of ViT-Adapter's configurations of Mask R-CNN with DeiT.
 
     Printed by LaPE (section 4.2): Mask R-CNN on COCO 2017 with mmdetection, "the same official settings", five seeds,
-    121 to 125. All other values are those of czczup/ViT-Adapter, in detection/configs/mask_rcnn/
+    121 to 125. All other values are from czczup/ViT-Adapter, in detection/configs/mask_rcnn/
     mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco.py, with its schedule_3x.py and coco_instance.py; only the small
     model is trained in 16 bits there.
     """
@@ -112,8 +112,8 @@ def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = 
     """Return the recipe of PVT's configuration of RetinaNet; the sizes of 3x are PVT's, 640 to 800.
 
     Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. Rate, decay and
-    schedule of 1x are those of whai362/PVT, detection/configs/retinanet_pvt_t_fpn_1x_coco.py, stochastic depth is that
-    of its detection/pvt.py. PVT has no public file for 3x; 640 to 800 are the sizes of its paper. Models with PEG and
+    schedule of 1x are from whai362/PVT, detection/configs/retinanet_pvt_t_fpn_1x_coco.py, stochastic depth is from its
+    detection/pvt.py. PVT has no public file for 3x; 640 to 800 are the sizes of its paper. Models with PEG and
     average pooling are Twins-PCPVT, whose code (Meituan-AutoML/Twins c1ff671) has files for 1x and 3x that differ: for
     3x sizes of 480 to 800, with probability 1/2 of 400 to 600 and crops before, and a decay of 0.05; for both a
     stochastic depth of 0.2.
@@ -129,30 +129,18 @@ def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = 
 
 
 @graticule.register_recipe(
-    "posmlp_tiny_mask_rcnn_coco",
-    "PosMLP-T with Mask R-CNN on COCO, 1x: 41.6 / 38.4 (box / mask).",
-    model="posmlp_tiny_224",
-    head="mask_rcnn",
+    "posmlp_tiny_mask_rcnn_coco", "PosMLP-T with Mask R-CNN on COCO, 1x: 41.6 / 38.4 (box / mask).", size="tiny"
 )
 @graticule.register_recipe(
-    "posmlp_small_mask_rcnn_coco",
-    "PosMLP-S with Mask R-CNN on COCO, 1x: 43.2 / 39.4 (box / mask).",
-    model="posmlp_small_224",
-    head="mask_rcnn",
+    "posmlp_small_mask_rcnn_coco", "PosMLP-S with Mask R-CNN on COCO, 1x: 43.2 / 39.4 (box / mask).", size="small"
 )
 @graticule.register_recipe(
-    "posmlp_tiny_retinanet_coco",
-    "PosMLP-T with RetinaNet on COCO, 1x: 41.9.",
-    model="posmlp_tiny_224",
-    head="retinanet",
+    "posmlp_tiny_retinanet_coco", "PosMLP-T with RetinaNet on COCO, 1x: 41.9.", size="tiny", head="retinanet"
 )
 @graticule.register_recipe(
-    "posmlp_small_retinanet_coco",
-    "PosMLP-S with RetinaNet on COCO, 1x: 42.4.",
-    model="posmlp_small_224",
-    head="retinanet",
+    "posmlp_small_retinanet_coco", "PosMLP-S with RetinaNet on COCO, 1x: 42.4.", size="small", head="retinanet"
 )
-def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
+def posmlp_detection(size: str, head: str = "mask_rcnn") -> graticule.DetectionRecipe:
     """Train with the values of section 5.5 of PosMLP.
 
     Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
@@ -162,7 +150,7 @@ def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
     """
     return _coco(
         ONE,
-        model=model,
+        model=f"posmlp_{size}_224",
         model_kwargs=("shift=swin",),
         head=head,
         drop_path_rate=0.1,
@@ -205,9 +193,9 @@ def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> gratic
     """Return the recipe of ViT-Adapter's configurations of UperNet with DeiT.
 
     Printed by LaPE (section 4.3): UperNet on ADE20K with mmsegmentation, five runs, whose seeds it does not name (121
-    is the first of section 4.2). All other values are those of czczup/ViT-Adapter,
+    is the first of section 4.2). All other values are from czczup/ViT-Adapter,
     segmentation/configs/ade20k/upernet_deit_adapter_{tiny,small}_512_160k_ade20k.py, with mmsegmentation's
-    upernet_r50.py; the table is that of 224 x 224, resampled for each batch.
+    upernet_r50.py; the table is for 224 x 224, resampled for each batch.
     """
     return _ade20k(
         model=model,
@@ -248,8 +236,8 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     """Return the recipe of Segmenter's code on ADE20K: SGD with momentum, 64 epochs.
 
     Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five runs, whose seeds it does not name
-    (121 is the first of section 4.2). All other values are those of segm/config.yml, segm/train.py and
-    segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's momentum that of timm, which it uses as this
+    (121 is the first of section 4.2). All other values are from segm/config.yml, segm/train.py and
+    segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's momentum is timm's, which it uses as this
     library does; tables are resampled bilinearly, as there. Its backbones of these sizes are ViTs of ImageNet-21k; LaPE
     starts from DeiT. Its loss is the mean over the pixels of a batch that are not ignored, here over all of them. LaPE
     runs Segmenter in mmsegmentation, with "the same settings introduced in the original papers"; the configurations of
@@ -281,7 +269,7 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
 def semantic_fpn() -> graticule.SegmentationRecipe:
     """Return the recipe of PVT's configuration of Semantic FPN: 40,000 steps of 32 images.
 
-    Printed by CPVT (B.6): Semantic FPN on ADE20K. All other values are those of whai362/PVT, in
+    Printed by CPVT (B.6): Semantic FPN on ADE20K. All other values are from whai362/PVT, in
     segmentation/configs/sem_fpn/PVT/fpn_pvt_t_ade20k_40k.py, its ade20k.py and its pvt.py (stochastic depth), with
     mmsegmentation's fpn_r50.py.
     """

@@ -3,7 +3,7 @@
 Reproduces: LaPE (Yu et al., 2023), Tables 1 and 2, with the settings of Table 7 of its first version (2022); the mean
     of seeds 121 to 125 on CIFAR; the paper names no seed for ImageNet. What that table leaves out is from the code or
     the tables that each function names.
-    The chain of norms, `lape`, is that of 2023; in the first version all layers share w, `lape_sharing`.
+    The chain of norms, `lape`, is of 2023; in the first version all layers share w, `lape_sharing`.
 Command: graticule train deit_tiny_imagenet --data-root IMAGENET [--joining lape]; also ceit_tiny_imagenet
     [--model ceit_small_patch16_224]
     graticule train deit_tiny_distilled_imagenet --data-root IMAGENET [--joining lape]
@@ -57,7 +57,7 @@ def deit(model: str, distilled: bool = False) -> graticule.Recipe:
     DeiT and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
     augmentation. LaPE's released code is DeiT's, too; docs/papers.md has what differs.
 
-    The distilled model is that of DeiT's Table 3, row class+distillation, repeated in CPVT's Table 4. The teacher's
+    The distilled model is of DeiT's Table 3, row class+distillation, repeated in CPVT's Table 4. The teacher's
     weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there). LaPE
     (2023, Table 1) reports 74.16 with the default joining and 74.97 with LaPE. DeiT's Table 3 gives 74.6 for the head
     of the distillation token alone; here and in its other tables the two heads are averaged.
@@ -73,7 +73,7 @@ def t2t_vit() -> graticule.Recipe:
     """Train with the settings of T2T-ViT's code (Yuan et al., 2021).
 
     The encoding is the fixed sinusoidal one. The first version of LaPE joins the first three layers (71.88 with
-    "lape_sharing(layers=3)"); that of 2023 names no number of layers. LaPE's table has a batch of 1024; the code's
+    "lape_sharing(layers=3)"); the second names no number of layers. LaPE's table has a batch of 1024; the code's
     command has 512 with the same rate. The 10 warm-up epochs count within the 300; the 10 of cool-down come after. As
     in that code, the moving average of the weights is evaluated, at a crop of 0.9.
     """
@@ -116,7 +116,7 @@ def swin(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.
     LaPE does not describe how w reaches the later stages: here the chain of norms continues through the patch merging
     (`graticule.position.joining.Lape`).
 
-    The model with PEG is that of CPVT (Chu et al., 2023), Table 15 and appendix B.5 (82.25), "with the same training
+    The model with PEG is of CPVT (Chu et al., 2023), Table 15 and appendix B.5 (82.25), "with the same training
     settings". CPVT's section 4.6 removes "its learnable PE" and does not say whether that includes Swin's bias tables.
     By default they stay beside the PEG; with --encoding peg there are none; with --model swin_tiny_patch4_window7_224
     there is no PEG.
@@ -138,44 +138,7 @@ def swin(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.
     )
 
 
-@graticule.register_recipe(
-    "vit_lite_cifar10",
-    "ViT-Lite-7/4 on CIFAR-10 as LaPE trains it: 93.448 with the default joining, 94.290 with LaPE (2023, Table 2).",
-    model="vit_lite_7_4_32",
-    classes=10,
-)
-@graticule.register_recipe(
-    "vit_lite_cifar100",
-    "ViT-Lite-7/4 on CIFAR-100 as LaPE trains it: 74.984 with the default joining, 75.534 with LaPE (2023, Table 2).",
-    model="vit_lite_7_4_32",
-    classes=100,
-)
-@graticule.register_recipe(
-    "cvt_cifar10",
-    "CVT-7/4 on CIFAR-10 as LaPE trains it: 94.302 with the default joining, 94.690 with LaPE (2023, Table 2).",
-    model="cvt_7_4_32",
-    classes=10,
-)
-@graticule.register_recipe(
-    "cvt_cifar100",
-    "CVT-7/4 on CIFAR-100 as LaPE trains it: 77.452 with the default joining, 78.052 with LaPE (2023, Table 2).",
-    model="cvt_7_4_32",
-    classes=100,
-)
-@graticule.register_recipe(
-    "cct_cifar10",
-    "CCT-7/3x1 on CIFAR-10 as LaPE trains it: 96.034 with the default joining, 96.530 with LaPE (2023, Table 2).",
-    model="cct_7_3x1_32",
-    classes=10,
-    erasing=0.0,
-)
-@graticule.register_recipe(
-    "cct_cifar100",
-    "CCT-7/3x1 on CIFAR-100 as LaPE trains it: 80.928 with the default joining, 81.986 with LaPE (2023, Table 2).",
-    model="cct_7_3x1_32",
-    classes=100,
-)
-def cifar(model: str, classes: int, erasing: float = 0.25) -> graticule.Recipe:
+def cifar(model: str, classes: int) -> graticule.Recipe:
     """Train on CIFAR-10 or CIFAR-100 with the settings of the code of Compact Transformers (Hassani et al., 2021).
 
     ViT-Lite and CVT have configs/datasets/cifar10.yml and cifar100.yml, CCT has
@@ -198,7 +161,7 @@ def cifar(model: str, classes: int, erasing: float = 0.25) -> graticule.Recipe:
             hflip=0.5,
             rand_augment="rand-m9-mstd0.5-inc1",
             color_jitter=0.4,
-            erasing=erasing,
+            erasing=0.0 if ten and model.startswith("cct") else 0.25,
             interpolation="bicubic",
             random_interpolation=True,
         ),
@@ -218,3 +181,19 @@ def cifar(model: str, classes: int, erasing: float = 0.25) -> graticule.Recipe:
         workers=4,
         seed=121,
     )
+
+
+#: LaPE's Table 2 (2023): recipe -> model, its name there, top-1 with the default joining, and with LaPE.
+_TABLE_2 = {
+    "vit_lite_cifar10": ("vit_lite_7_4_32", "ViT-Lite-7/4", "93.448", "94.290"),
+    "vit_lite_cifar100": ("vit_lite_7_4_32", "ViT-Lite-7/4", "74.984", "75.534"),
+    "cvt_cifar10": ("cvt_7_4_32", "CVT-7/4", "94.302", "94.690"),
+    "cvt_cifar100": ("cvt_7_4_32", "CVT-7/4", "77.452", "78.052"),
+    "cct_cifar10": ("cct_7_3x1_32", "CCT-7/3x1", "96.034", "96.530"),
+    "cct_cifar100": ("cct_7_3x1_32", "CCT-7/3x1", "80.928", "81.986"),
+}
+for _name, (_model, _title, _default, _lape) in _TABLE_2.items():
+    _classes = int(_name.partition("_cifar")[2])
+    _scores = f"{_default} with the default joining, {_lape} with LaPE (2023, Table 2)"
+    _about = f"{_title} on CIFAR-{_classes} as LaPE trains it: {_scores}."
+    graticule.register_recipe(_name, _about, model=_model, classes=_classes)(cifar)

@@ -74,7 +74,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def describe_recipe(name: str) -> str | None:
-    """Return the line about a recipe, and what its file says that it reproduces; None for a path."""
+    """Return the line about a recipe, and the sentence of its file that begins with Reproduces; None for a path."""
     if name not in RECIPES:
         return None
     document = sys.modules[RECIPES[name].function.__module__].__doc__ or ""

@@ -14,10 +14,10 @@ Result: not measured. The authors' logs: T 81.976 at best (moving average, epoch
 
 PosMLP: section 5.2 prints other values: 300 epochs, 1e-3 to 1e-5, batches of 120 per GPU, and "the same data
 augmentations used in DeiT", with random erasing. No released file has them. The recipes whose names have `printed` do,
-with eight GPUs, for which DeiT's rule, 5e-4 per 512 images, gives about that rate; their other values are those of the
+with eight GPUs, for which DeiT's rule, 5e-4 per 512 images, gives about that rate; their other values are from the
 files. The files give images per GPU. The code's README trains T on four GPUs and says that the experiments ran on
 eight; four is taken for T and S, a guess for S. T's log has 300 epochs and its file has ten more at the lowest rate;
-S's log has 310 and its file has 300. There is no file for B: its values are those of S, the nearest, with the widths
+S's log has 310 and its file has 300. There is no file for B: it has the values of S, the nearest, with the widths
 of Table 11, a guess.
 docs/papers.md has the remaining differences.
 
@@ -34,41 +34,21 @@ import graticule
 from graticule.lab.recipes.imagenet import imagenet
 
 
+@graticule.register_recipe("posmlp_tiny_imagenet", "PosMLP-T on ImageNet-1K: 82.1.", size="tiny")
+@graticule.register_recipe("posmlp_small_imagenet", "PosMLP-S on ImageNet-1K: 83.0.", size="small")
+@graticule.register_recipe("posmlp_base_imagenet", "PosMLP-B on ImageNet-1K: 83.6.", size="base")
 @graticule.register_recipe(
-    "posmlp_tiny_imagenet",
-    "PosMLP-T on ImageNet-1K: 82.1.",
-    model="posmlp_tiny_224",
-    batch_size=4 * 128,
-    cooldown_epochs=10,
-    lr=2e-3,
-)
-@graticule.register_recipe("posmlp_small_imagenet", "PosMLP-S on ImageNet-1K: 83.0.", model="posmlp_small_224")
-@graticule.register_recipe("posmlp_base_imagenet", "PosMLP-B on ImageNet-1K: 83.6.", model="posmlp_base_224")
-@graticule.register_recipe(
-    "posmlp_tiny_printed_imagenet",
-    "PosMLP-T on ImageNet-1K with the settings that the paper prints: 82.1.",
-    model="posmlp_tiny_224",
-    batch_size=8 * 120,
-    printed=True,
+    "posmlp_tiny_printed_imagenet", "PosMLP-T on ImageNet-1K, values as printed: 82.1.", size="tiny", printed=True
 )
 @graticule.register_recipe(
-    "posmlp_small_printed_imagenet",
-    "PosMLP-S on ImageNet-1K with the settings that the paper prints: 83.0.",
-    model="posmlp_small_224",
-    batch_size=8 * 120,
-    printed=True,
+    "posmlp_small_printed_imagenet", "PosMLP-S on ImageNet-1K, values as printed: 83.0.", size="small", printed=True
 )
 @graticule.register_recipe(
-    "posmlp_base_printed_imagenet",
-    "PosMLP-B on ImageNet-1K with the settings that the paper prints: 83.6.",
-    model="posmlp_base_224",
-    batch_size=8 * 120,
-    printed=True,
+    "posmlp_base_printed_imagenet", "PosMLP-B on ImageNet-1K, values as printed: 83.6.", size="base", printed=True
 )
-def posmlp(
-    model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: float = 1e-3, printed: bool = False
-) -> graticule.Recipe:
-    """Train with the settings of the released configurations, or with those of section 5.2 where it prints them."""
+def posmlp(size: str, printed: bool = False) -> graticule.Recipe:
+    """Train with the settings of the released configurations, or of section 5.2 where it prints them."""
+    tiny = size == "tiny" and not printed  # T's file differs from S's
     unprinted: dict[str, Any] = {"crop_pct": 0.9, "random_interpolation": True}
     released: dict[str, Any] = {
         "augmentation": {
@@ -83,13 +63,13 @@ def posmlp(
         "min_lr": 1e-6,
     }
     return imagenet(
-        model,
+        f"posmlp_{size}_224",
         model_kwargs=("drop_rate=0.02333", "proj_drop_rate=0.02333"),
-        batch_size=batch_size,
+        batch_size=8 * 120 if printed else 4 * (128 if tiny else 60),
         warmup_epochs=10,
-        cooldown_epochs=cooldown_epochs,
+        cooldown_epochs=10 if tiny else 0,
         optimizer_eps=1e-5,
-        lr=lr,
+        lr=2e-3 if tiny else 1e-3,
         warmup_lr=1e-5,
         weight_decay=0.067,
         clip_grad=1.0,

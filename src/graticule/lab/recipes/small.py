@@ -83,15 +83,13 @@ def digits(
     warmup_epochs: int = 1,
     lr: float = 3e-3,
     weight_decay: float = 0.05,
-    dataset: str = "digits",
     **others: Any,
 ) -> graticule.Recipe:
     """Train on 4,000 images of 28 x 28 in patches of 4: a grid of 7 x 7."""
     batch_size = 50
     return graticule.Recipe(
         model=model,
-        dataset=dataset,
-        augmentation=graticule.Augmentation(),
+        dataset="digits",
         batch_size=batch_size,
         epochs=epochs,
         warmup_epochs=warmup_epochs,

@@ -64,8 +64,6 @@ def compare(
     if not replace:
         _check_replaced(folder, choices, seeds)
     first = next(iter(choices.values()))
-    if other := [name for name, recipe in choices.items() if type(recipe) is not type(first)]:
-        raise ValueError(f"`choices` must be recipes of one task, {first.task}, got {other[0]!r}, which is not.")
     parameters = check_choices(runs, sizes=sizes)
     train_runs(runs, executor, progress=progress)
     rows = [row for run in runs for row in run_rows(run, parameters[run.choice], sizes, (mode,))]
@@ -161,7 +159,7 @@ def recipe_hash(recipe: TrainingRecipe) -> str:
 
 
 def run_hash(recipe: TrainingRecipe, data: Mapping[str, Any] | None) -> str:
-    """Return the hash of a recipe, and after a hyphen that of its data, if it is known.
+    """Return the hash of a recipe, followed by a hyphen and the hash of its data, if it is known.
 
     Sizes and times of files are left out, so that it is the same for a copy.
     """

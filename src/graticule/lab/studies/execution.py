@@ -90,20 +90,14 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     """
     keep_freed_memory()
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with _output_in(Path(folder) / OUTPUT):
+    output = (Path(folder) / OUTPUT).open("a", encoding="utf-8")
+    with output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         for plugin in plugins:
             load_plugin(plugin)
         try:
             train(read_recipe(recipe), folder, resume=True, progress=False)
         except Interrupted as stopped:
             raise InterruptedError(str(stopped)) from None
-
-
-@contextlib.contextmanager
-def _output_in(path: Path) -> Iterator[None]:
-    """Append the output of this process to a file."""
-    with path.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        yield
 
 
 def parse_on(on: str) -> tuple[str, str]:

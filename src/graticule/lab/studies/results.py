@@ -25,15 +25,10 @@ from graticule.system.tables import PrintedTable, Rows, markdown
 TRAINED = "trained"
 
 
-def size_text(size: tuple[int, int]) -> str:
-    """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
-    height, width = size
-    return str(height) if height == width else f"{height}x{width}"
-
-
 def place(mode: str, size: tuple[int, int]) -> str:
     """Return the name of a mode and a size, (height, width): 'canvas 40', 'zoom 32x36'."""
-    return f"{mode} {size_text(size)}"
+    height, width = size
+    return f"{mode} {height}" + f"x{width}" * (height != width)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,17 +50,14 @@ class Results(PrintedTable):
 
     @property
     def metric(self) -> Metric:
-        """The metric of the choices."""
         return next(iter(self.choices.values())).metric
 
     @property
     def endpoint(self) -> str:
-        """The name of the score that is tested."""
         return f"{self.metric.title} after the last epoch"
 
     @property
     def runs(self) -> dict[str, list[Run]]:
-        """The finished runs of every choice."""
         members: dict[str, list[Run]] = {}
         for planned in plan(self.choices, self.rows.seed.unique().tolist(), self.folder):
             if planned.run.finished:
@@ -74,7 +66,6 @@ class Results(PrintedTable):
 
     @property
     def _scores(self) -> DataFrame:
-        """The rows of the metric."""
         return self.rows[self.rows.metric == self.metric.key]
 
     def conditions(self) -> list[str]:
@@ -93,7 +84,6 @@ class Results(PrintedTable):
 
     @property
     def heading(self) -> str:
-        """The endpoint."""
         return f"{self.endpoint}: mean ± s.d., and differences from the first"
 
     def summary(self) -> Rows:
@@ -116,7 +106,7 @@ class Results(PrintedTable):
         return rows
 
     def _texts(self, tests: DataFrame) -> Iterator[tuple[str, ...]]:
-        """Yield the columns of `paired` as text, and the conclusion; a dash for what is not finite."""
+        """Yield the columns of `paired` as text, and the conclusion; a dash for a number that is not finite."""
         count = tests.p.count()
         for choice, at, seeds, *numbers, p, adjusted in tests.itertuples(index=False, name=None):
             texts = [f"{value:+.{self.metric.decimals}f}" if math.isfinite(value) else "-" for value in numbers]

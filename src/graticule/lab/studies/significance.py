@@ -33,7 +33,7 @@ class PairedTest:
 
 
 def paired_test(scores: Sequence[float], reference: Sequence[float], largest: float | None = None) -> PairedTest | None:
-    """Test whether the scores differ from those of the same seeds in `reference`.
+    """Test whether the scores differ from the scores of the same seeds in `reference`.
 
     `largest` is the largest score that was rounded, if `scores` are differences themselves.
 

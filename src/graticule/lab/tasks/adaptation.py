@@ -53,14 +53,14 @@ class _ImageSource(TypedDict):
 class Adaptation(Task[AdaptRecipe, "DataModule"]):
     """A backbone with a new position, which learns the tokens of the original on the same images.
 
-    The loss is the mean over chosen layers and the features of the distance of the tokens, half of prefix tokens and
-    half of patches. The model is in evaluation mode, so that nothing but the position differs from the original. The
-    head is kept. The run ends with certificate.json and the folder `published`.
+    The loss is the mean distance of the tokens, half of prefix tokens and half of patches, over up to three layers,
+    evenly spaced, and the features. The model is in evaluation mode, so that nothing but the position differs from the
+    original. The head is kept. The run ends with certificate.json and the folder `published`.
     """
 
     recipe_class = AdaptRecipe
     description = _ImageSource
-    unit = "img/s"
+    unit = "img"
     inputs = "images without labels"
 
     _data: DataModule | None = None
@@ -81,7 +81,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The (height, width) of the images in pixels."""
         return self.recipe.img_size or self.original.img_size
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
@@ -106,9 +105,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             )
         for size in (self.size, *data.train_sizes):
             original.grid_at(size)
-        depth = sum(original.depths)
-        if beyond := [layer for layer in recipe.layers if layer >= depth]:
-            raise ValueError(f"`layers` must be from 0 to {depth - 1}, got {beyond[0]}.")
         mean, std = (tuple(known.get(name) or getattr(data.info, name)) for name in ("mean", "std"))
         mode = known.get("crop_mode", data.info.crop_mode)
         data.info = dataclasses.replace(data.info, mean=mean, std=std, crop_mode=mode)
@@ -159,16 +155,15 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     @torch.no_grad()
     def _drift(self, model: Backbone, data: DataModule) -> list[dict[str, Any]]:
-        """Compare the tokens of held-out images with those of the original, per layer."""
+        """Compare the tokens of held-out images with the tokens of the original, per layer."""
         images = data.spread_images("test", self.size, _HELD_OUT)
         return [layer._asdict() for layer in drift_of(features(self.original.cpu(), images), features(model, images))]
 
     def save(self, data: DataModule, folder: Path) -> None:
-        """Write the certificate of the fit."""
         write_json(folder / "certificate.json", dict(self._certificate or {}))
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
-        """Move the original to the device, and freeze what no stage trains."""
+        """Move the original to the device, and freeze the parameters that no stage trains."""
         self.original.to(device)
         trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
         stages = {stage: trainable.intersection(stage_parameters(model, stage)) for stage in self.recipe.stages}
@@ -200,9 +195,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         return torch.stack(distances).mean(0), cosine.mean(1)
 
     def _tokens(self, model: Any, images: Tensor) -> list[tuple[Tensor, int]]:
-        """Return the tokens of the chosen layers, and the features, with their numbers of prefix tokens."""
+        """Return the tokens of some layers and the features, with their numbers of prefix tokens."""
         last = sum(model.depths) - 1
-        chosen = self.recipe.layers or sorted({(part * (last + 1) + last) // 4 for part in range(1, 4)} - {last})
+        chosen = sorted({(part * (last + 1) + last) // 4 for part in range(1, 4)} - {last})
         layers = []
         for layer, (tokens, grid) in enumerate(model.each_layer(images)):
             needed = layer in (*chosen, last)  # of other layers, features read the prefix tokens at most
@@ -225,7 +220,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         model.save_pretrained(run.folder / "published")
 
     def next_step(self, folder: str) -> str:
-        """Return the line with the folder of the adapted model."""
         return f"the adapted model: {folder}/published, for graticule.load, timm and the commands"
 
 

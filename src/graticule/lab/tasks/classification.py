@@ -52,7 +52,7 @@ class Classification(Task[Recipe, "DataModule"]):
     recipe_class = Recipe
     evaluation = ImageEvaluation
     description = _Classes
-    unit = "img/s"
+    unit = "img"
 
     mixup: Mixup | None = None
     teacher: Teacher | None = None
@@ -71,7 +71,7 @@ class Classification(Task[Recipe, "DataModule"]):
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         augmentation, small = recipe.augmentation, data.info.size is not None
-        recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
+        recipe.check_effect("augmentation.crop_pct", not small, f"larger images than {recipe.dataset} has")
         by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
         for name in ("augmentation.ratio", "augmentation.random_interpolation"):
             recipe.check_effect(name, augmentation.random and by_area, "random crops by area, of augmentation.scale")
@@ -111,7 +111,7 @@ class Classification(Task[Recipe, "DataModule"]):
             how = f"images of {height} x {width} pixels are resized to {size[0]} x {size[1]}, another aspect ratio"
             return [f"{how}; `img_size` {height} {width} would keep it"] if changed else []
         height, width = np.array(data.stored_sizes("train")).T
-        ratio = size[0] / size[1] * height / width  # the aspect ratio of the crop by that of the image
+        ratio = size[0] / size[1] * height / width  # the crop's aspect ratio divided by the image's
         lost = round(100 * (1 - self.recipe.augmentation.crop_pct**2 * np.minimum(ratio, 1 / ratio)).mean())
         same = (height == height[0]).all() and (width == width[0]).all()
         native = f"; all have {height[0]} x {width[0]} pixels" if same else ""
@@ -119,7 +119,7 @@ class Classification(Task[Recipe, "DataModule"]):
         return [f"{crop} (mean of {len(height)}{native})"] if lost >= 1 else []
 
     def same_outputs(self, source: TrainedRun | None, names: Sequence[str], data: DataModule) -> bool:
-        """Return whether classes are those of the data, as far as the classes have names."""
+        """Return whether the data have these classes, as far as the classes have names."""
         return not names or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:

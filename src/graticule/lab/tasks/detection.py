@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from graticule.lab.data.dense import Target
 from graticule.lab.tasks.options import DetectionRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
 from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore, restore_masks
-from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Prediction, show
 from graticule.lab.training.task import register_task
 from graticule.lab.training.validation import held_out
 
@@ -24,9 +24,8 @@ from graticule.lab.training.validation import held_out
 class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> DetectionScore:
-        """Score a detector on the held-out images, fitted to `size`; targets are of the original images."""
-        images = held_out(task, model, data, size, device=device, progress=progress).examples
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> DetectionScore:
+        images = held_out(task, model, data, size, device=device).examples
         values = task.scores.gathered().compute()
         return DetectionScore(
             size=size,
@@ -35,22 +34,21 @@ class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
             images=images,
         )
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> ScoreTable:
-        """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
-        rows = []
-        for run in evaluated:
-            for score in run.scores:
-                size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
-                for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
-                    cells = [show(value) for name, value in score.values.items() if name.startswith(kind)]
-                    rows.append([run.label, size, kind, *cells, f"{score.images:,}"])
-                if self.per_class:
-                    rows += [
-                        [f"  {name}", size, "box", show(value), *[""] * 6] for name, value in score.class_map.items()
-                    ]
-        notes = ["mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
-        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images")
-        return ScoreTable(columns, rows, notes, "the training size of the run")
+    def rows(self, run: Evaluated[DetectionScore]) -> Iterator[dict[str, str]]:
+        """Yield a row of boxes for each size, one of masks if predicted, and one per class if `per_class`."""
+        for score in run.scores:
+            size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
+            for kind in dict.fromkeys(name.partition("_")[0] for name in score.values):
+                values = [show(value) for name, value in score.values.items() if name.startswith(kind)]
+                scores = dict(zip(("mAP", "at 0.50", "at 0.75", "S", "M", "L"), values, strict=True))
+                yield {"size": size, "of": kind, **scores, "images": f"{score.images:,}"}
+            if self.per_class:
+                for name, value in score.class_map.items():
+                    yield {"run": f"  {name}", "size": size, "of": "box", "mAP": show(value)}
+
+    def notes(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> list[str]:
+        """Explain the scores."""
+        return ["mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
 
 
 @register_task("detection")
@@ -69,7 +67,6 @@ class Detection(DenseTask[DetectionRecipe]):
         return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
-        """Create the detector."""
         recipe = self.recipe
         return create_detector(backbone, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
 
@@ -86,7 +83,6 @@ class Detection(DenseTask[DetectionRecipe]):
         return {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1, **masks, "seed": seed}
 
     def start_validation(self) -> None:
-        """Clear the detections of the last validation."""
         self.scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:

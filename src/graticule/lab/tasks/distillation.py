@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
-from graticule.lab.tasks.options import Distillation, Recipe
+from graticule.lab.tasks.options import Distillation
 from graticule.lab.training.opening import create_named, is_ours, label_names
 from graticule.lab.training.run import Run
 from graticule.registry.checks import is_path
@@ -19,8 +19,8 @@ from graticule.registry.checks import is_path
 class Teacher(nn.Module):
     r"""A trained model that classifies the images of a student, and the loss with its outputs.
 
-    It never changes: it is always in evaluation mode, without gradients, is never copied (not even by a moving average
-    of the student, which copies all modules), and is never saved, since it is no part of the student.
+    It is in evaluation mode, without gradients, and no part of the student, whose modules are trained, averaged and
+    saved.
 
     It gets the same augmented and mixed images as the student, as in DeiT's code, but in its own format: resized to its
     own size (bicubic, antialiased) if that differs, in its own normalization,
@@ -69,13 +69,6 @@ class Teacher(nn.Module):
             self.register_buffer(name, values.float().expand(channels)[:, None, None].clone(), persistent=False)
         self.requires_grad_(False)
         self.eval()
-
-    def train(self, mode: bool = True) -> Teacher:
-        """Stay in evaluation mode, whatever `mode`."""
-        return super().train(False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
-        return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -147,15 +140,12 @@ def _run_teacher(folder: str, options: Distillation, info: DatasetInfo) -> Teach
             f"`distillation.teacher_checkpoint` must be left out for a run, got {str(options.teacher_checkpoint)!r}."
         )
     run = Run.open(folder)
-    recipe, names = run.recipe(), run.described().get("class_names", ())
-    if not isinstance(recipe, Recipe):
+    known = run.task().images(run.described())
+    if known is None:
         raise ValueError(f"`distillation.teacher` must be a run of an image classifier, got {folder!r}.")
-    if recipe.distillation.teacher == options.teacher:
-        raise ValueError(f"`distillation.teacher` must be another run than the student's own, got {folder!r}.")
-    known = info if recipe.dataset == info.name else run.data().info  # channels and normalization depend on the name
-    if not same_classes(names, info.class_names):
-        check_class_names(info.class_names, names, f"`distillation.teacher` {folder}")
-    size = (known.channels, *recipe.img_size)
+    if not same_classes(known.class_names, info.class_names):
+        check_class_names(info.class_names, known.class_names, f"`distillation.teacher` {folder}")
+    size = (known.channels, *run.recipe().img_size)
     return Teacher(run.model(), options, info, mean=known.mean, std=known.std, size=size)
 
 

@@ -49,7 +49,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     num_bytes: int
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
-        """Build the text and its tokens."""
         data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         return data
 
@@ -88,13 +87,12 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
-        """Return bits per byte."""
         return sums["loss"] / math.log(2) / self.num_bytes
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return the unit, tokens per second, and the number of tokens per step."""
-        return "tok/s", self.recipe.batch_size * self.recipe.context
+        """Return the unit, tokens, and their number per step."""
+        return "tok", self.recipe.batch_size * self.recipe.context
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What users choose for a task: the recipes of its runs, and the options of its evaluation, without PyTorch."""
+"""The recipes of the tasks' runs, and the options of their evaluations, without PyTorch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ImageMixing:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The teacher of a student, and the combination of its loss with that of the labels (`Teacher.combine`)."""
+    """The teacher of a student, and the combination of its loss with the loss of the labels (`Teacher.combine`)."""
 
     teacher: str | None = None
     """path of a run folder, such as ./NAME or runs/NAME, or the name of a model of timm or of this library
@@ -121,7 +121,7 @@ class Recipe(TrainingRecipe):
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
-    """class token or global average pooling (default: that of the backbone, mostly the class token)"""
+    """class token or global average pooling (default: the backbone's, mostly the class token)"""
     val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
     """test on this share of each class's training images, held out, such as 0.2 for a folder without val"""
     train_share: ShareAboveZero | None = None
@@ -278,8 +278,6 @@ class AdaptRecipe(TrainingRecipe):
     """start also if the fitted position is farther from the old one than no position is"""
     stages: Usual[tuple[Stage, ...]] = ("position", "attention", "all")
     """parts that are trained, in equal shares of the epochs; attention has position and norms"""
-    layers: tuple[Whole, ...] = ()
-    """layers, counted from 0, whose tokens are learned besides the features (default: four, evenly spaced)"""
     augmentation: Augmentation = field(default_factory=Augmentation)
     workers: Annotated[Whole, Field(le=1024)] = 0
     """processes that load images; 0 loads them in the main process"""

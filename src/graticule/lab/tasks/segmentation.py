@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,9 +17,9 @@ from graticule.dense.segmentation import segment_in_windows
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.tasks.options import SegmentationOptions, SegmentationRecipe
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseTask, Sides
-from graticule.lab.training.results import Evaluated, Metric, Prediction, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Prediction, show
 from graticule.lab.training.task import register_task
-from graticule.lab.training.validation import Sums, batch_results
+from graticule.lab.training.validation import held_out_sums
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,15 @@ class PixelScore:
 class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
+    star = "the size and the windows of the recipe"
+
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check sizes and windows."""
         super().check(task, model, data)
         self.recipe_of(task)
 
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> PixelScore:
-        """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
-        task, sums, label = Segmentation(self.recipe_of(task)), Sums(), f"{size[0]}x{size[1]}"
-        compute = partial(task.validate, model.to(device))
-        for _, values, _ in batch_results(compute, data.eval_dataloader(size), label, device, progress):
-            sums.add(values)
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> PixelScore:
+        task = Segmentation(self.recipe_of(task))
+        sums = held_out_sums(task, model, data, size, device=device)
         counts, (window, stride) = counts_of(sums.values), task.recipe.windows
         right, truth, _ = map(sum, counts)
         return PixelScore(
@@ -67,25 +64,25 @@ class SegmentationEvaluation(SegmentationOptions, DenseEvaluation[PixelScore]):
             images=sums.count,
         )
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> ScoreTable:
-        """Return a row for each run and size, and one per class if `per_class`."""
-        rows = []
-        for run in evaluated:
-            for score in run.scores:
-                size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
-                if score.window is not None:
-                    size += f" in {score.window}/{score.stride}"
-                same &= (score.window, score.stride) == run.recipe.windows
-                label = [run.label, size + " *" * same]
-                cells = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
-                rows.append([*label, *cells])
-                if self.per_class:
-                    rows += [[f"  {name}", size, show(iou), "", ""] for name, iou in score.class_iou.items()]
+    def rows(self, run: Evaluated[PixelScore]) -> Iterator[dict[str, str]]:
+        """Yield a row for each size, and one per class if `per_class`."""
+        for score in run.scores:
+            size, windows = f"{score.size[0]}x{score.size[1]}", (score.window, score.stride)
+            if score.window is not None:
+                size += f" in {score.window}/{score.stride}"
+            same = score.size == tuple(run.recipe.fit) and windows == run.recipe.windows
+            scores = {"mIoU (%)": f"{score.miou:.2f}", "pixels (%)": f"{score.accuracy:.2f}"}
+            yield {"size": size + " *" * same, **scores, "images": f"{score.images:,}"}
+            if self.per_class:
+                for name, iou in score.class_iou.items():
+                    yield {"run": f"  {name}", "size": size, "mIoU (%)": show(iou)}
+
+    def notes(self, evaluated: Sequence[Evaluated[PixelScore]]) -> list[str]:
+        """Explain the scores and the windows."""
         notes = ["scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels")
-        columns = ("run", "size", "mIoU (%)", "pixels (%)", "images")
-        return ScoreTable(columns, rows, notes, "the size and the windows of the recipe")
+        return notes
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""
@@ -109,11 +106,9 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     @property
     def truth(self) -> tuple[str, ...]:
-        """Return classes."""
         return ("classes",)
 
     def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
-        """Create the segmentation model."""
         parts: dict[str, Any] = {name: getattr(self.recipe, name) for name in ("decoder", "neck", "auxiliary")}
         return create_segmenter(backbone, num_classes, **parts, **arguments)
 
@@ -183,9 +178,9 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
-    """Return the logits (classes, *size) of a normalized image (3, height, width), resized to that of its original.
+    """Return the logits (classes, *size) of a normalized image (3, height, width), resized to the original.
 
-    They are computed as a whole, or in windows: those of `window` and `stride` of a recipe.
+    They are computed as a whole, or in windows of the `window` and `stride` of a recipe.
     """
     if windows.window is None:
         logits = model(image[None])

@@ -1,7 +1,7 @@
 """The checkpoints of a run and their contents.
 
-A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and that of the best epoch, which `best.json`
-names.
+A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and the checkpoint of the best epoch, which
+`best.json` names.
 """
 
 from __future__ import annotations
@@ -144,9 +144,15 @@ def check_sums(path: Path) -> None:
 
 def read_training(path: Path) -> State:
     """Read a checkpoint from which a run is resumed."""
-    if path.is_file():
-        check_sums(path)
-    return check_value(State, read_checkpoint(path), f"{path} is damaged")
+    try:
+        if path.is_file():
+            check_sums(path)
+        return check_value(State, read_checkpoint(path), f"{path} is damaged")
+    except (ValueError, FileNotFoundError) as error:
+        older = [other.name for other in saved_checkpoints(path.parent) if other != path]
+        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
+        reason = str(error).rstrip(".")
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {path}: {reason}; {advice}.") from None
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:

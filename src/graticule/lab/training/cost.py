@@ -65,7 +65,6 @@ def inference_cost(model: nn.Module, images: Tensor) -> Cost:
 
 
 def _seconds(model: nn.Module, images: Tensor) -> float:
-    """Return the seconds of a pass."""
     wait(images.device)
     start = time.perf_counter()
     model(images)

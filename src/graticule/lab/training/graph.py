@@ -18,7 +18,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def capture(function: Callable[[], object]) -> Callable[[], object]:
-    """Capture the kernels of `function` as a CUDA graph, without running them; returns what replays them."""
+    """Capture the kernels of `function` as a CUDA graph, without running them; returns a function that replays them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
@@ -67,7 +67,7 @@ class StepGraph:
             self._batch = [tensor.clone() for tensor in batch]
         usual = [(x.shape, x.dtype) for x in batch] == [(x.shape, x.dtype) for x in self._batch]
         if not usual and not self._reported:
-            self.say(f"no CUDA graph for batches of {len(batch[0])} examples, since that of a step is for others")
+            self.say(f"no CUDA graph for batches of {len(batch[0])} examples, since a captured step has others")
             self._reported = True
         if usual and self._warm == WARM_UP and self._replay is None and not self._failed:
             self._capture()
@@ -138,7 +138,7 @@ def obstacle(task: Task[Any, Any], model: torch.nn.Module, optimizer: torch.opti
         f"the optimizer {recipe.optimizer} has no fused step": not isinstance(optimizer, _FUSED),
         "16-mixed precision clips gradients without a fused step": recipe.precision == "16-mixed"
         and recipe.clip_grad is not None,
-        # those of the library, such as the check of a grid, change nothing from step to step
+        # the library's hooks, such as the check of a grid, change nothing from step to step
         "the model has hooks": any(not str(hook.__module__).startswith("graticule.") for hook in hooks),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -17,20 +17,20 @@ from lightning_fabric.strategies import DDPStrategy
 from torch import nn
 
 from graticule.checkpoints.read import save_weights
-from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.training.checkpoints import Checkpoints
+from graticule.lab.data.sampling import BatchOrder, TaskData
+from graticule.lab.training.checkpoints import Checkpoints, read_training
 from graticule.lab.training.progress import History, Progress
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
-from graticule.lab.training.run_folder import Interrupted, Preempted, Signals
+from graticule.lab.training.run_folder import Interrupted, Preempted, Signals, lock_folder
 from graticule.lab.training.sharding import is_sharded, sharded_strategy
-from graticule.lab.training.start import lock_run, notes_of, record_run, resumable_state, starting_weights
-from graticule.lab.training.task import Task, TaskData, task_of
+from graticule.lab.training.start import notes_of, record_run, starting_weights
+from graticule.lab.training.task import Task, task_of
 from graticule.lab.training.training import Training
 from graticule.lab.training.workers import loading
 from graticule.registry.checks import checked
 from graticule.surgery.freeze import freeze
-from graticule.system.files import write_json
+from graticule.system.files import make_folder, write_json
 
 
 @checked
@@ -49,7 +49,7 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
         Interrupted: if the user stopped the run; it can be resumed.
         OSError: if the disk is full, or a process that loads images died.
     """
-    if recipe.data_root is not None:  # a relative one would be another folder for who evaluates the run elsewhere
+    if recipe.data_root is not None:  # a relative one would point elsewhere from another folder
         recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)  # lines on devices
     run, signals = Run(Path(folder)), Signals()
@@ -87,7 +87,11 @@ def _train(task: Task[Any, Any], run: Run, signals: Signals, resume: bool, progr
         model.compile()
     with contextlib.ExitStack() as stack:
         if first:
-            lock_run(stack, run)
+            if not stack.enter_context(lock_folder(make_folder(run.folder))):
+                raise BlockingIOError(
+                    f"`folder` must be of one run at a time, got {str(run.folder)!r}, in which another process is "
+                    "training."
+                )
             run.check_use(recipe, resume)  # another process may have trained here while data and model were built
             if run.finished:
                 if fabric.world_size > 1:  # the other processes wait for this one
@@ -125,7 +129,9 @@ def _fit(
     recipe, training = task.recipe, Training(fabric, task, model, batches, history.say)
     epochs, seconds = recipe.epochs + recipe.cooldown_epochs, 0.0
     if (last := run.last) is not None:
-        state = resumable_state(last, recipe)
+        state = read_training(last)
+        if state["progress"]["batches"] and (before := state["progress"]["accumulate"]) != recipe.accumulate:
+            raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
         training.load_state_dict(state)
         checkpoints.restore(state["best"])
         history.rows = [{**row, "epoch": int(row["epoch"])} for row in state["history"]["rows"]]
@@ -190,7 +196,7 @@ def _fit(
 
 
 def build_fabric(recipe: TrainingRecipe, *, sync_batchnorm: bool = False) -> Fabric:
-    """Build Lightning's Fabric of a recipe, and check that its number of processes is that of the recipe."""
+    """Build Lightning's Fabric of a recipe, and check that it has the recipe's number of processes."""
     processes = recipe.devices * recipe.nodes
     several = sharded_strategy(processes) if recipe.strategy == "fsdp" else DDPStrategy(gradient_as_bucket_view=True)
     fabric = Fabric(

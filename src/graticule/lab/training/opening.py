@@ -193,7 +193,7 @@ def _open_by_name(target: str, weights: str | None, position: dict[str, str], co
 
 
 def source_kind(source: str) -> Literal["module", "published", "run", "name"]:
-    """Return what a source is; a name without a separator is a model, also beside a folder of this name."""
+    """Return the kind of a source; a name without a separator is a model, also beside a folder of this name."""
     if module_name(source) is not None:
         return "module"
     if source.startswith(HUB) or (is_path(source) and (Path(source) / CONFIG).is_file()):
@@ -249,7 +249,7 @@ def load(
 
 
 def open_module(source: str, *others: type, checkpoint: Literal["best", "last"] = "best") -> Any:
-    """Open the module of FILE.py:NAME, or what a function of this name builds, or another source as `load` does.
+    """Open the module of FILE.py:NAME, or the result of a function of this name, or another source as `load` does.
 
     An object in a file can also be of one of the classes `others`. A model by name has random weights.
     """

@@ -1,4 +1,4 @@
-"""What a training tells: a row per epoch, a log, TensorBoard's file, and a progress bar."""
+"""The output of a training: a row per epoch, a log, TensorBoard's file, and a progress bar."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the current epoch."""
         return self._before + time.perf_counter() - self._start
 
     def add(self, scores: dict[str, float], epoch: int, epochs: int, step: int) -> dict[str, float]:
@@ -79,13 +78,13 @@ class History:
 
 
 class Progress:
-    """One bar for the whole run: remaining time, images or tokens per second, loss, best score.
+    """One bar for the whole run: images or tokens so far and per second, remaining time, loss, best score.
 
     Without a terminal, as in the log of a cluster, it prints one line per epoch, and one every 30 seconds.
 
     Args:
         metric: the score.
-        rate: unit of speed, and amount per step.
+        rate: the unit that is counted, and its number per step.
         epoch: epochs that have ended.
         epochs: of the run.
         step: steps so far.
@@ -102,48 +101,42 @@ class Progress:
         step: int,
         steps: int,
     ) -> None:
-        self.metric, self.rate, self.epochs = metric, rate, epochs
-        self._best, self._values = metric.worst, dict[str, str]()
-        self._start, self._first, self._epoch = time.monotonic(), epoch, epoch
+        self.metric, self.epochs, (unit, self.amount) = metric, epochs, rate
+        self._best, self._start, self._first = metric.worst, time.monotonic(), epoch
         self._bar: tqdm[Any] = progress_bar(
             desc=f"epoch {epoch + 1}/{epochs}",
-            total=steps,
-            initial=step,
-            unit="step",
+            total=steps * self.amount,
+            initial=step * self.amount,
+            unit=unit,
+            unit_scale=True,
             dynamic_ncols=True,
             mininterval=0.5,
         )
 
     def step(self) -> None:
         """Advance the bar by a step."""
-        bar = self._bar
-        if time.time() - bar.last_print_t >= bar.mininterval:  # it will be drawn
-            bar.set_description(f"epoch {self._epoch + 1}/{self.epochs}", refresh=False)
-            if rate := bar.format_dict["rate"]:
-                unit, amount = self.rate
-                self._values[unit] = f"{rate * amount:,.0f}"
-            bar.set_postfix(self._values, refresh=False)
-        bar.update(1)
+        self._bar.update(self.amount)
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Show the scores of an epoch."""
         score = row[self.metric.column]
         if self.metric.better(score, self._best):
             self._best = score
-        self._values |= {
+        values = {
             "loss": f"{row['train_loss']:.3f}",
             self.metric.key: self.metric.show(score, unit=False),
             "best": self.metric.show(self._best, unit=False),
         }
-        self._epoch = epoch = int(row["epoch"])
+        epoch = int(row["epoch"])
+        self._bar.set_description(f"epoch {min(epoch + 1, self.epochs)}/{self.epochs}", refresh=False)
         if isinstance(self._bar, PlainProgress):
             seconds = time.monotonic() - self._start
             left = seconds / (epoch - self._first) * (self.epochs - epoch)
-            values = ", ".join(f"{name} {value}" for name, value in self._values.items())
-            line = f"epoch {epoch}/{self.epochs}: {values}, {seconds:.0f} s, about {left:.0f} s left"
+            scores = ", ".join(f"{name} {value}" for name, value in values.items())
+            line = f"epoch {epoch}/{self.epochs}: {scores}, {seconds:.0f} s, about {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
         else:
-            self._bar.set_postfix(self._values)
+            self._bar.set_postfix(values)
 
     def close(self) -> None:
         """Close the bar."""

@@ -64,7 +64,7 @@ class TrainingRecipe:
         "min_lr": "schedule=cosine or schedule=poly",
         "warmup_lr": "warmup_epochs or warmup_steps",
     }
-    #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
+    #: The values that a user gave in place of the values of a recipe file, such as mixing.prob.
     overrides: ClassVar[frozenset[str]] = frozenset()
 
     model: Usual[str]
@@ -123,7 +123,7 @@ class TrainingRecipe:
     cooldown_epochs: Epochs = 0
     """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
-    """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
+    """epsilon in the denominators of the optimizer (default: the optimizer's, mostly 1e-8)"""
     weight_decay: Usual[NotNegative] = 0.05
     """decay of all weights except norms, biases and, without --decay-position, position parameters; those that mix
     tokens (gMLP, PosMLP) decay"""
@@ -189,25 +189,15 @@ class TrainingRecipe:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        """Check the values of the learning rate schedule."""
-        stepwise, decays, epochs = self.schedule == "step", list(self.decay_epochs), self.epochs
-        if self.warmup_epochs >= epochs:
-            raise ValueError(
-                f"`warmup_epochs` must be fewer than `epochs`, {epochs}, got {self.warmup_epochs}; or give steps."
-            )
+        decays, epochs = list(self.decay_epochs), self.epochs
+        stepwise, warm = self.schedule == "step", f"`warmup_epochs` {self.warmup_epochs}"
         unordered = decays != sorted(set(decays)) or max(decays, default=0) >= epochs
+        other = f"be given with the schedule step and no other, not with {self.schedule}"
         for name, wrong, rule in (
-            (
-                "warmup_steps",
-                self.warmup_epochs and self.warmup_steps,
-                f"be 0 with `warmup_epochs` {self.warmup_epochs}",
-            ),
+            ("warmup_epochs", self.warmup_epochs >= epochs, f"be fewer than `epochs`, {epochs}"),
+            ("warmup_steps", self.warmup_epochs and self.warmup_steps, f"be 0 with {warm}"),
             ("decay_epochs", stepwise and epochs > 1 and not decays, "be given with the schedule step"),
-            (
-                "decay_epochs",
-                decays and not stepwise,
-                f"be given with the schedule step and no other, not with {self.schedule}",
-            ),
+            ("decay_epochs", decays and not stepwise, other),
             ("decay_epochs", unordered, f"increase and be below `epochs`, {epochs}"),
             ("poly_power", self.poly_power != 1 and self.schedule != "poly", "be left out without the schedule poly"),
         ):
@@ -234,25 +224,17 @@ class TrainingRecipe:
         """Parse `model_kwargs`: the value after each = is JSON or a word."""
         arguments: dict[str, Any] = {}
         for text in self.model_kwargs:
-            name, equals, value = text.partition("=")
-            if not (name.isidentifier() and equals and value) or name in arguments:
-                raise ValueError(
-                    f"`model_kwargs` must be different NAME=VALUE, such as windows=[28,14,14,7], got {text!r}."
-                )
+            name, _, value = text.partition("=")
             try:
-                arguments[name] = json.loads(
-                    {"True": "true", "False": "false"}.get(value, value), parse_constant=_refused
-                )
+                parsed = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
             except ValueError:
-                if not value.isidentifier():
-                    raise ValueError(
-                        f"`model_kwargs` must have JSON or a word after =, such as windows=[28,14,14,7], got {text!r}."
-                    ) from None
-                arguments[name] = value
-            if arguments[name] is None:
+                parsed = value if value.isidentifier() else None
+            if not name.isidentifier() or name in arguments or parsed is None:
                 raise ValueError(
-                    f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
+                    "`model_kwargs` must be different NAME=VALUE, where VALUE is JSON or a word, and not null, such as "
+                    f"windows=[28,14,14,7], got {text!r}."
                 )
+            arguments[name] = parsed
         return arguments
 
     def record_overrides(self, names: Iterable[str]) -> None:
@@ -329,8 +311,6 @@ class TrainingRecipe:
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
-        if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)
 
 

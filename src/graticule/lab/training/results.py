@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
@@ -117,6 +117,9 @@ def show(value: float | None, form: str = ".2f") -> str:
 class Evaluation(ABC, Generic[S]):
     """The evaluation of a task's runs; the fields of a subclass are options of `graticule evaluate`, with defaults."""
 
+    #: The meaning of a star in the column `size`.
+    star: ClassVar[str] = "the training size of the run"
+
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check that a run can be evaluated, before any work; may change `model` according to the options.
 
@@ -125,12 +128,23 @@ class Evaluation(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[S]:
         """Score a model, in evaluation mode; it is unchanged afterwards."""
 
     @abstractmethod
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
-        """Return the table of several runs."""
+    def rows(self, run: Evaluated[S]) -> Iterator[dict[str, str]]:
+        """Yield the rows of a run in the table: the title of each column, without the run, and its text."""
+
+    def notes(self, evaluated: Sequence[Evaluated[S]]) -> list[str]:
+        """Return sentences below the table."""
+        return []
+
+    def table(self, evaluated: Sequence[Evaluated[S]]) -> ScoreTable:
+        """Return the table of several runs; a column that a row does not have is empty in it."""
+        rows = [{"run": run.label, **row} for run in evaluated for row in self.rows(run)]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        cells = [[row.get(column, "") for column in columns] for row in rows]
+        return ScoreTable(columns, cells, self.notes(evaluated), self.star)
 
     def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
         """Return each score as plain values, with its run."""

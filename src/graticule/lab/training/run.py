@@ -180,7 +180,7 @@ class Run(RunFolder):
     def changes(self, data: Any, *, times: bool = True) -> list[str]:
         """List the splits whose examples are not those that the run recorded, if it recorded any.
 
-        With `times`, also those of which some files were written again, at the same size; all are in a copy.
+        With `times`, also the splits of which some files were written again, at the same size; a copy writes all.
         """
         recorded = self._described().get("data")
         if not recorded or not hasattr(data, "fingerprint"):
@@ -218,7 +218,7 @@ class Run(RunFolder):
 def run_of(source: Path) -> Run | None:
     """Return the run with the folder `source`, or with the checkpoint or file of weights `source` in its folder."""
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
-    folders = folders[:1] if source.is_dir() else folders  # a published folder in that of a run has its own weights
+    folders = folders[:1] if source.is_dir() else folders  # a published folder in a run's folder has its own weights
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
 
 

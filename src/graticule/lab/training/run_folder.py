@@ -71,7 +71,6 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     @property
@@ -91,7 +90,6 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Return whether training is finished."""
         return self.result_file.is_file()
 
 

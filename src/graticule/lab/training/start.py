@@ -1,8 +1,7 @@
-"""The start of a run: its weights, its folder, and what is recorded of it."""
+"""The start of a run: its weights, and its record."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -15,13 +14,10 @@ from graticule.checkpoints.load import load_position
 from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.training.checkpoints import State, read_training, saved_checkpoints
 from graticule.lab.training.opening import label_names, open_backbone
-from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
-from graticule.lab.training.run_folder import lock_folder
 from graticule.lab.training.task import Task, recipe_plugins
-from graticule.system.files import make_folder, write_json
+from graticule.system.files import write_json
 
 
 def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
@@ -57,43 +53,18 @@ def starting_weights(task: Task[Any, Any], model: nn.Module, data: Any) -> Trans
     return report
 
 
-def lock_run(stack: contextlib.ExitStack, run: Run) -> None:
-    """Create and lock the folder of a run until `stack` ends.
-
-    Raises:
-        BlockingIOError: if another process trains in it.
-    """
-    folder = make_folder(run.folder)
-    if not stack.enter_context(lock_folder(folder)):
-        raise BlockingIOError(
-            f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
-        )
-
-
-def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Any) -> None:
-    """Remove what a killed process left in the folder of a run, and write the recipe of a new run."""
+def record_run(run: Run, task: Task[Any, Any], data: Any, model: nn.Module, described: Mapping[str, Any]) -> None:
+    """Remove the incomplete files of a killed process, and write the recipe of a new run."""
     for left in (*run.checkpoints.glob(".*.tmp"), *run.folder.glob(f".{run.weights.name}.*.tmp")):
         left.unlink()
-    if not run.recipe_file.exists():
-        task.save(data, run.folder)
-        write_json(run.recipe_file, _describe(task, data, model, described))
-
-
-def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
-    """Return sentences on what a run leaves out or changes."""
-    notes = [*task.notes(data), *batches.notes()]
-    if (warmup := task.recipe.warmup(batches.steps)) < task.recipe.warmup_steps:
-        notes.append(f"the warm-up of the recipe, {task.recipe.warmup_steps} steps, is shortened to {warmup}")
-    return notes
-
-
-def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapping[str, Any]) -> dict[str, Any]:
-    recipe = task.recipe
-    plugins = recipe_plugins(recipe, classes_within(model.modules()))
+    if run.recipe_file.exists():
+        return
+    task.save(data, run.folder)
+    plugins = recipe_plugins(task.recipe, classes_within(model.modules()))
     created = getattr(getattr(model, "backbone", model), "created", None)
     position = {name: str(created["arguments"][name]) for name in ("encoding", "joining")} if created else {}
-    return {
-        "recipe": recipe.to_dict(),
+    values = {
+        "recipe": task.recipe.to_dict(),
         "position": position,
         "metric": dataclasses.asdict(task.metric),
         **described,
@@ -103,19 +74,12 @@ def _describe(task: Task[Any, Any], data: Any, model: nn.Module, described: Mapp
         **surroundings(),
         **({"plugins": plugins} if plugins else {}),
     }
+    write_json(run.recipe_file, values)
 
 
-def resumable_state(last: Path, recipe: TrainingRecipe) -> State:
-    """Read and check the checkpoint from which a run is resumed."""
-    try:
-        state = read_training(last)
-    except (ValueError, FileNotFoundError) as error:
-        older = [path.name for path in saved_checkpoints(last.parent) if path != last]
-        advice = f"remove it to resume from {older[-1]}" if older else "there is no older one"
-        reason = str(error).rstrip(".")
-        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}.") from None
-    progress = state["progress"]
-    if progress["batches"] and progress["accumulate"] != recipe.accumulate:
-        before = progress["accumulate"]
-        raise ValueError(f"`accumulate` must be {before} until the end of the epoch, got {recipe.accumulate}.")
-    return state
+def notes_of(task: Task[Any, Any], data: Any, batches: BatchOrder) -> list[str]:
+    """Return sentences on examples that a run leaves out, and values that it changes."""
+    notes = [*task.notes(data), *batches.notes()]
+    if (warmup := task.recipe.warmup(batches.steps)) < task.recipe.warmup_steps:
+        notes.append(f"the warm-up of the recipe, {task.recipe.warmup_steps} steps, is shortened to {warmup}")
+    return notes

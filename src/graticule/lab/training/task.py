@@ -5,45 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
 from graticule.backbones.registry import definitions_of
 from graticule.checkpoints.transfer import Transfer, transfer
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.registry import DATASETS
-from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.data.sampling import TaskData
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluation, Metric, Prediction
 from graticule.lab.training.validation import HeldOutEvaluation
 from graticule.registry.plugins import Definition, plugins_of
 from graticule.registry.registry import Registry, options_of
-
-
-class TaskData(Protocol):
-    """The data of a task, as reproducible batches, such as `DataModule` and `TextModule`."""
-
-    @property
-    def size(self) -> Any:
-        """The size of the examples in training, at which a run is validated."""
-
-    @property
-    def skipped(self) -> Sequence[Path]:
-        """The broken files that training found and left out."""
-
-    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the examples in the batches of one of `world_size` processes."""
-
-    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return the training batches in `order`."""
-
-    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return the batches of the held-out examples at `size`."""
-
 
 #: A run, as read by a task: its `folder`, `recipe()` and `described()`, the description of the data. `Run` is one.
 TrainedRun = Any
@@ -79,8 +56,8 @@ class Task(ABC, Generic[R, D]):
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
     #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: The unit of speed in the progress bar.
-    unit: ClassVar[str] = "ex/s"
+    #: The unit of an example in the progress bar.
+    unit: ClassVar[str] = "ex"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
     #: `mixed_loss(model, batch)`: the loss of a batch after `mix`. It depends on tensors alone and never waits for the
@@ -98,7 +75,6 @@ class Task(ABC, Generic[R, D]):
 
     @property
     def metric(self) -> Metric:
-        """Return the metric of the recipe class."""
         return self.recipe.metric
 
     @abstractmethod
@@ -131,7 +107,7 @@ class Task(ABC, Generic[R, D]):
         """Build the untrained model for the facts of `describe`."""
 
     def notes(self, data: D) -> list[str]:
-        """Return sentences on what the run leaves out of the data; they are printed at its start."""
+        """Return sentences on data that the run leaves out; they are printed at its start."""
         return []
 
     def save(self, data: D, folder: Path) -> None:
@@ -202,7 +178,7 @@ class Task(ABC, Generic[R, D]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return the unit of speed, and the amount per step."""
+        """Return the unit of progress, and the amount per step."""
         return self.unit, self.recipe.batch_size
 
     @property
@@ -247,7 +223,7 @@ def register_task(name: str) -> Callable[[T], T]:
 
 
 def list_tasks() -> Registry[type[Task[Any, Any]]]:
-    """Return the registry of tasks: those of the library, and those that were registered."""
+    """Return the registry of tasks, of the library and of plugins."""
     return _TASKS
 
 
@@ -264,17 +240,8 @@ def _class_of(task: str) -> type[Task[Any, Any]]:
 
 
 def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
-    """Return the task of a recipe.
-
-    Raises:
-        ValueError: if the task of the recipe is not registered, or has another recipe class.
-    """
-    cls = _class_of(recipe.task)
-    if not isinstance(recipe, cls.recipe_class):
-        raise ValueError(
-            f"`recipe` of the task {recipe.task} must be a {cls.recipe_class.__name__}, got {type(recipe).__name__}."
-        )
-    return cls(recipe)
+    """Return the task of a recipe; a ValueError if it is not registered."""
+    return _class_of(recipe.task)(recipe)
 
 
 def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:

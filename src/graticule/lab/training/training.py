@@ -1,4 +1,4 @@
-"""What a training changes: a model, its moving average, the optimizer and the schedule, on Lightning Fabric."""
+"""The state of a training: a model, its moving average, the optimizer and the schedule, on Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -87,12 +87,11 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps so far."""
         return self.epoch * self.batches.steps + self.batches_done // self.recipe.accumulate
 
     @property
     def evaluated(self) -> Loss:
-        """Return what is evaluated: the moving average, if there is one."""
+        """Return the module that is evaluated: the moving average, if there is one."""
         return self.loss if self.average is None else self.average.module
 
     def start_epoch(self) -> None:
@@ -162,7 +161,7 @@ class Training:
             torch.manual_seed(int(seed))
 
     def _check_finite(self, loss: Tensor, number: int) -> None:
-        """Check that the loss is finite: on a GPU that of the step before, so that it never waits.
+        """Check that the loss is finite: on a GPU, the loss of the step before, so that it never waits.
 
         If it is not in one process, all raise a FloatingPointError, so that none waits for another.
         """
@@ -235,7 +234,7 @@ class Training:
         return [here.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; the weights that are evaluated are the `state_dict` within."""
+        """Return the state that a resumed run needs; its `state_dict` has the weights that are evaluated."""
         self.check_last()
         return {
             "state_dict": full_state(self.evaluated.state_dict()),
@@ -251,7 +250,7 @@ class Training:
         }
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned; with another number of processes, the first one gets all sums."""
+        """Restore the state of `state_dict`; with another number of processes, the first one gets all sums."""
         self.evaluated.load_state_dict(sharded_state(state["state_dict"], self.evaluated))
         if self.average is not None:
             self.loss.load_state_dict(sharded_state(state["current_model_state"], self.loss))

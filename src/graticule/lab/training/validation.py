@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from graticule.external.traced_model import view_of
 from graticule.lab.terminal import bar as progress_bar
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, SizeOptions
+from graticule.lab.training.results import Evaluated, Evaluation, Metric, SizeOptions
 from graticule.registry.checks import parse_sizes
 
 
@@ -76,15 +75,13 @@ def with_precision(model: nn.Module, precision: Any, device: torch.device | str)
 @torch.inference_mode()
 def batch_results(
     compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
-) -> Iterator[tuple[Any, Any, float]]:
-    """Yield each batch, what `compute` returns for it on `device`, and the seconds of this computation."""
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each batch, on `device`, and the result of `compute` for it."""
     from lightning_fabric.utilities import move_data_to_device  # takes seconds, and most commands do not need it
 
     for batch in progress_bar(batches, label, wanted=progress, leave=False):
         moved = move_data_to_device(batch, torch.device(device))
-        start = time.perf_counter()
-        result = compute(moved)
-        yield batch, result, time.perf_counter() - start
+        yield moved, compute(moved)
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class HeldOut:
 
 
 @torch.inference_mode()
-def held_out(
+def held_out_sums(
     task: Any,
     model: nn.Module,
     data: Any,
@@ -107,8 +104,8 @@ def held_out(
     *,
     device: torch.device | str = "cpu",
     progress: bool = True,
-) -> HeldOut:
-    """Score `model`, in evaluation mode, on the held-out data; the loss is NaN if the task has none.
+) -> Sums:
+    """Return the sums of `Task.validate` of `model`, in evaluation mode, over the held-out data.
 
     `size` is the (height, width) of the images, by default the training size.
     """
@@ -116,9 +113,16 @@ def held_out(
     task.setup(model.to(device), data, device)
     task.start_validation()
     sums = Sums()
+    label = "held out" if size is None else f"{size[0]}x{size[1]}"
     loader = data.eval_dataloader(size or data.size)
-    for _, values, _ in batch_results(partial(task.validate, model), loader, "held out", device, progress):
+    for _, values in batch_results(partial(task.validate, model), loader, label, device, progress):
         sums.add(values)
+    return sums
+
+
+def held_out(task: Any, model: nn.Module, data: Any, size: tuple[int, int] | None = None, **options: Any) -> HeldOut:
+    """Score `model` on the held-out data, as `held_out_sums` does; the loss is NaN if the task has none."""
+    sums = held_out_sums(task, model, data, size, **options)
     totals = {name: float(value) for name, value in sums.values.items()}
     return HeldOut(task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count, size)
 
@@ -136,21 +140,18 @@ class HeldOutEvaluation(SizeOptions, Evaluation[HeldOut]):
         for size in parse_sizes(self.sizes):
             view_of(model).resized_to(size)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
-        """Score a model on the held-out data, at every size."""
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[HeldOut]:
         results: list[HeldOut] = []
         sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
         for size in sizes or [None]:
             sized = model if size is None else view_of(model).resized_to(size).model
-            results.append(held_out(task, sized, data, size, device=device, progress=progress))
+            results.append(held_out(task, sized, data, size, device=device))
         return results
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> ScoreTable:
-        """Return size, score, loss and number of examples."""
-        rows = []
-        for run in evaluated:
-            for score in run.scores:
-                size = [] if score.size is None else [f"{score.size[0]}x{score.size[1]}"]
-                scores = metric.show(score.score, unit=False), f"{score.loss:.4g}", f"{score.examples:,}"
-                rows.append([run.label, *size, *scores])
-        return ScoreTable(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
+    def rows(self, run: Evaluated[HeldOut]) -> Iterator[dict[str, str]]:
+        """Yield size, score, loss and number of examples."""
+        for score in run.scores:
+            size = {} if score.size is None else {"size": f"{score.size[0]}x{score.size[1]}"}
+            metric: Metric = run.recipe.metric
+            scores = {metric.title: metric.show(score.score, unit=False), "loss": f"{score.loss:.4g}"}
+            yield {**size, **scores, "examples": f"{score.examples:,}"}

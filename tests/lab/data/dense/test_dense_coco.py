@@ -7,7 +7,8 @@ from dense_files import block, coco_values, draw_image, rle, write_coco
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from graticule.lab.data.dense_module import DenseModule, load_dense
+from graticule.lab.data.dense_module import DenseModule
+from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sets.coco import coco, decoded_mask
 
 
@@ -57,19 +58,19 @@ def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
 
 def test_masks_are_decoded_only_if_they_are_wanted(tmp_path, monkeypatch):
     write_coco(tmp_path)
-    images, _ = load_dense("coco", "train", tmp_path, ("boxes",))
+    images, _ = load_dataset("coco", "train", tmp_path, ("boxes",))
     monkeypatch.setattr("graticule.lab.data.sets.coco.decoded_mask", None)
     assert "masks" not in images[2][1] and len(images[2][1]["boxes"]) == 2
-    images, _ = load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+    images, _ = load_dataset("coco", "train", tmp_path, ("boxes", "masks"))
     with pytest.raises(TypeError):
         images[2]
 
 
 def test_a_file_of_boxes_alone_is_one_without_masks(tmp_path):
     write_coco(tmp_path, changed(0, segmentation=[]))
-    assert len(load_dense("coco", "train", tmp_path, ("boxes",))[0][2][1]["boxes"]) == 2
+    assert len(load_dataset("coco", "train", tmp_path, ("boxes",))[0][2][1]["boxes"]) == 2
     with pytest.raises(ValueError, match="`dataset` must have masks, got 'coco', which has boxes"):
-        load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+        load_dataset("coco", "train", tmp_path, ("boxes", "masks"))
 
 
 def test_polygons_beyond_the_image_are_clipped_at_its_edge():
@@ -162,8 +163,8 @@ def test_a_broken_image_is_counted_and_replaced_in_training_and_an_error_in_eval
 
 def test_a_data_set_without_the_needed_targets_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="`dataset` must have classes, got 'coco', which has boxes and masks"):
-        load_dense("coco", "test", write_coco(tmp_path), ("classes",))
+        load_dataset("coco", "test", write_coco(tmp_path), ("classes",))
     with pytest.raises(ValueError, match="got 'digits', which has one class per image"):
-        load_dense("digits", "test", None, ("boxes",))
+        load_dataset("digits", "test", None, ("boxes",))
     with pytest.raises(FileNotFoundError, match=r"annotations/instances_val2017\.json"):
-        load_dense("coco", "test", tmp_path / "nothing", ("boxes",))
+        load_dataset("coco", "test", tmp_path / "nothing", ("boxes",))

@@ -92,5 +92,5 @@ def test_the_size_in_an_annotation_decides_whether_an_image_is_turned(tmp_path, 
 
 
 def test_a_classifier_refuses_a_data_set_without_one_class_per_image(tmp_path):
-    with pytest.raises(ValueError, match="one class per image, got 'camvid', which has classes: train it by a recipe"):
+    with pytest.raises(ValueError, match="one class per image, got 'camvid', which has classes; train it by a recipe"):
         load_dataset("camvid", "train", write_masks(tmp_path, top=10))

@@ -188,21 +188,6 @@ def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
     assert torch.equal(truth["boxes"], target["boxes"]) and truth["masks"].shape == (4, 24, 40)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sizes": ("1333x800",)}, "`augmentation.sizes` must be SHORTERxLONGER"),
-        ({"sizes": ("x",)}, "`augmentation.sizes` must be sides"),
-        ({"scale": (2.0, 0.5)}, "`augmentation.scale` must be a range"),
-        ({"hflip": 1.5}, "`augmentation.hflip`"),
-        ({"crop_majority": 0.5}, "`augmentation.crop_majority` must be left out without"),
-    ],
-)
-def test_an_invalid_augmentation_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DenseAugmentation(**options)
-
-
 def test_a_scene_is_a_function_of_its_index_and_its_target_has_the_visible_pixels():
     (train, _), (again, info), (test, _) = scenes("train"), scenes("train"), scenes("test")
     image, target = train[7]

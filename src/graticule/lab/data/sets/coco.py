@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: The names of a split, in `annotations/instances_NAME.json` and of the folder of its images.
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train2017", "train"), "test": ("val2017", "val")}
-#: Largest annotation file in bytes; that of COCO's training images has 450 MB.
+#: Largest annotation file in bytes; the file of COCO's training images has 450 MB.
 _LARGEST = 2 << 30
 
 Pixels = Annotated[float, Field(strict=True, gt=-1e9, lt=1e9)]
@@ -135,16 +135,10 @@ class CocoImages(DenseImages):
             values["area"] = annotation.get("area", float(areas[row]))
             self._objects[annotation["image_id"]].append(values)
 
-    def place(self, index: int) -> Path:
-        """Return the path of an image."""
-        return self.files[index]
-
     def files_of(self, index: int) -> tuple[Path]:
-        """Return the path of an image."""
         return (self.files[index],)
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its objects."""
         assert self.sizes is not None
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
         objects = self._objects[self.ids[index]]
@@ -184,10 +178,7 @@ def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.nda
 
 @register_dataset("coco")
 def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
-    """Load `root`/annotations/instances_train2017.json and `root`/train2017, or those of val2017.
-
-    Names without the year are found, too.
-    """
+    """Load `root`/annotations/instances_train2017.json and `root`/train2017, or val2017; the year can be left out."""
     names = _NAMES[split]
     existing = (name for name in names if root and (root / "annotations" / f"instances_{name}.json").is_file())
     name = next(existing, None)

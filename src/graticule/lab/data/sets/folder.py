@@ -24,15 +24,9 @@ class FolderImages(EncodedImages):
         self.files = files
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of a file."""
         return read_bytes(self.files[index][0], LARGEST)
 
-    def place(self, index: int) -> Path:
-        """Return the path of a file."""
-        return self.files[index][0]
-
     def files_of(self, index: int) -> tuple[Path]:
-        """Return the path of a file."""
         return (self.files[index][0],)
 
 

@@ -29,7 +29,7 @@ class TableImages(EncodedImages):
         self.folder = folder
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image; empty if the data set has none, such as those of a path."""
+        """Return the bytes of an image; empty if the data set has only its path."""
         content: bytes = self._cell(index).get("bytes") or b""
         return content if len(content) <= LARGEST else b""
 

@@ -61,16 +61,10 @@ class MaskImages(DenseImages):
         self.values[[IGNORED, *ignored]] = IGNORED
         super().__init__(len(self.pairs), skip_broken=split == "train")
 
-    def place(self, index: int) -> Path:
-        """Return the path of an image."""
-        return self.pairs[index][0]
-
     def files_of(self, index: int) -> Sequence[Path]:
-        """Return the paths of an image and its mask."""
         return self.pairs[index]
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and the class of each of its pixels."""
         image_file, mask_file = self.pairs[index]
         with Image.open(io.BytesIO(read_bytes(mask_file, LARGEST)), formats=("PNG",)) as stored:
             if stored.mode not in ("L", "P", "1"):
@@ -88,7 +82,7 @@ class MaskImages(DenseImages):
 def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
 
-    The names of the classes are those of `root`/objectInfo150.txt, if it exists.
+    `root`/objectInfo150.txt names the classes, if it exists.
     """
     names = tuple(map(str, range(1, 151)))
     if root is not None and (listed := root / "objectInfo150.txt").is_file():

@@ -23,7 +23,7 @@ from graticule.registry.checks import install
 #: The split of the digits never depends on the seed of a run, so that runs are tested on the same 1,000 images.
 _SPLIT_SEED = 5000
 
-#: Errors of damaged files, almost any; not those of a signal, which may arrive while files are read.
+#: Errors of damaged files, almost any; not the errors of a signal, which may arrive while files are read.
 _DAMAGED = (
     *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, PickleError, RuntimeError),
     *(TypeError, ValueError),

@@ -71,7 +71,6 @@ class Scenes(DenseImages):
         self._drawn: dict[int, Scene] = {}  # 80 MB for all
 
     def place(self, index: int) -> Path:
-        """Return the name of a scene."""
         return Path(f"scene {index}")
 
     def example(self, index: int) -> tuple[Tensor, Target]:

@@ -37,7 +37,6 @@ class ShardImages(EncodedImages):
         super().__init__(labels, skip_broken)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image."""
         if (size := int(self.size[index])) > LARGEST:
             raise ValueError(f"{self.place(index)} must have at most {LARGEST:,} bytes, got {size:,}.")
         with self.files_of(index)[0].open("rb") as file:
@@ -49,7 +48,6 @@ class ShardImages(EncodedImages):
         return Path(f"{self.files_of(index)[0]}/{self.names[index].decode('utf-8', 'surrogateescape')}")
 
     def files_of(self, index: int) -> tuple[Path]:
-        """Return the path of the .tar file."""
         return (self.shards[self.shard[index]][0],)
 
 
@@ -58,7 +56,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[EncodedImages, Datase
     """Load `root`/train, or `root`/val (or validation, or test): a folder per class, or .tar files.
 
     The .tar files are `root`/train/*.tar, or `root`/train.tar, `root`/*-train-*.tar and the like. Their images are
-    CLASS/NAME.jpg, or in a file CLASS.tar without folders; or those of a WebDataset, with labels from 0 in KEY.cls or
+    CLASS/NAME.jpg, or in a file CLASS.tar without folders; or a WebDataset's, with labels from 0 in KEY.cls or
     as "label" in KEY.json. Its classes are called "0", "1" and so on, or as the lines of `root`/classes.txt.
     """
     root = existing_folder(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with .tar files of images")

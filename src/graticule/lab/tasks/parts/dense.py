@@ -35,19 +35,17 @@ class DenseEvaluation(DenseOptions, Evaluation[S], Generic[S]):
     """Scores of a detector or a segmentation model at several sizes, on the original images."""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the sizes."""
         self.fits(task)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
-        """Score a model at every size."""
-        return [self.score(task, model, data, size, device, progress) for size in self.fits(task)]
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[S]:
+        return [self.score(task, model, data, size, device) for size in self.fits(task)]
 
     @abstractmethod
-    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str, progress: bool) -> S:
+    def score(self, task: Any, model: Any, data: Any, size: Sides, device: str) -> S:
         """Score a model on the held-out images, fitted to `size`; targets are of the original images."""
 
     def fits(self, task: Any) -> list[Sides]:
-        """Return the sizes that images are fitted to; that of the recipe by default."""
+        """Return the sizes that images are fitted to; by default, the size of the recipe."""
         return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(task.recipe.fit)]
 
 
@@ -69,7 +67,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
 
     description = DenseClasses
-    unit = "img/s"
+    unit = "img"
     inputs = "images with boxes, masks or classes of pixels"
 
     #: True if the data normalize the images; a model that normalizes gets them in [0, 1].
@@ -108,7 +106,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         }
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
-        """Build the model for the classes of the data."""
         recipe, classes = self.recipe, len(described["class_names"])
         shape = (described["channels"], recipe.img_size, recipe.patch_size)
         if recipe.of_source:

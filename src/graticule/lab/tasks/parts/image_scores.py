@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.transforms import Mode
 from graticule.lab.tasks.options import ImageOptions
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
-from graticule.lab.training.results import Evaluated, Evaluation, Metric, ScoreTable, show
+from graticule.lab.training.results import Evaluated, Evaluation, show
 from graticule.lab.training.validation import Sums, batch_results
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.fields import Whole, read_typed
@@ -102,8 +102,8 @@ def evaluate(
             sums, first = Sums(), None
             real_labels = None if real is None else read_real(real, data)
             compute, label = lambda batch, sized=sized: sized(batch[0]), "x".join(map(str, size))
-            for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
-                labels, first = labels.to(device), images if first is None else first
+            for (images, labels), logits in batch_results(compute, loaders[size], label, device, progress):
+                first = images if first is None else first
                 sums.add(image_scores(logits, labels, top5=data.info.num_classes > 5))
                 if real_labels is not None:
                     real_labels.add_result(logits)
@@ -118,7 +118,7 @@ def evaluate(
                 real=None if real_labels is None else real_labels.get_accuracy(1),
                 multiply_adds=counts.get(size),
             )
-            cost = dataclasses.asdict(inference_cost(sized, first.to(device))) if measure_cost else {}
+            cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
@@ -183,45 +183,37 @@ class ImageEvaluation(ImageOptions, Evaluation["Score"]):
         if self.real is not None:
             read_real(self.real, data)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
-        """Score a model at every size."""
-        sizes = self._sizes(task)
-        return evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=self.real)
+    def scores(self, task: Any, model: Any, data: Any, *, device: str) -> list[Score]:
+        return evaluate(model, data, self._sizes(task), device=device, mode=self.mode, real=self.real)
 
-    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> ScoreTable:
-        """Return a row for each run and size, with the difference from the training size."""
-        rows = []
-        for run in evaluated:
-            trained = run.recipe.img_size
-            reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
-            for score in run.scores:
-                rows.append(
-                    [
-                        run.label,
-                        "x".join(map(str, score.size)) + " *" * (score.size == trained),
-                        f"{score.top1:.2f}",
-                        show(None if reference is None else score.top1 - reference, "+.2f"),
-                        show(score.top5),
-                        *([] if score.real is None else [f"{score.real:.2f}"]),
-                        f"{score.loss:.3f}",
-                        f"{score.images:,}",
-                        show_multiply_adds(score.multiply_adds),
-                        show(score.images_per_second, ",.0f"),
-                        show(score.memory and score.memory / 1e6),
-                    ]
-                )
+    def rows(self, run: Evaluated[Score]) -> Iterator[dict[str, str]]:
+        """Yield a row for each size, with the difference from the training size."""
+        trained = run.recipe.img_size
+        reference = next((score.top1 for score in run.scores if score.size == trained), run.measured)
+        for score in run.scores:
+            yield {
+                "size": "x".join(map(str, score.size)) + " *" * (score.size == trained),
+                "top-1 (%)": f"{score.top1:.2f}",
+                "change": show(None if reference is None else score.top1 - reference, "+.2f"),
+                "top-5 (%)": show(score.top5),
+                **({} if score.real is None else {"ReaL (%)": f"{score.real:.2f}"}),
+                "loss": f"{score.loss:.3f}",
+                "images": f"{score.images:,}",
+                "multiply-adds": show_multiply_adds(score.multiply_adds),
+                "images/s": show(score.images_per_second, ",.0f"),
+                **({} if score.memory is None else {"MB/image": show(score.memory / 1e6)}),
+            }
+
+    def notes(self, evaluated: Sequence[Evaluated[Score]]) -> list[str]:
+        """Explain the cost and the canvas."""
         has_memory = any(score.memory is not None for run in evaluated for score in run.scores)
         measured = "speed and peak memory are" if has_memory else "speed is"  # memory is measured on GPUs alone
         notes = [f"{measured} of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
-        scored = ("top-1 (%)", "change", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
-        columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
-        end = None if has_memory else -1
-        return ScoreTable(columns[:end], [row[:end] for row in rows], notes, "the training size of the run")
+        return notes
 
     def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
-        """Return each score as plain values, with its run and the mode."""
         return [{"run": record.pop("run"), "mode": self.mode, **record} for record in super().records(evaluated)]
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:

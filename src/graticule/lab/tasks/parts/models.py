@@ -93,7 +93,7 @@ def check_model_name(model: str) -> None:
 def backbone_arguments(
     recipe: TrainingRecipe, channels: int, img_size: tuple[int, ...], patch_size: int | None, **values: Any
 ) -> dict[str, Any]:
-    """Return the checked arguments of a backbone: those of `build_backbone`, and `values`, None for its defaults."""
+    """Return the checked arguments of a backbone; `values` are further ones, None for its defaults."""
     check_model_name(recipe.model)
     known = list_arguments(recipe.model)
     values = {
@@ -113,7 +113,7 @@ def backbone_arguments(
 def model_arguments(recipe: TrainingRecipe, known: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position of a recipe, the arguments `values`, and its `model_kwargs`, which must be others of `known`.
 
-    What the recipe leaves open is the model's default.
+    Values that the recipe leaves open are the model's defaults.
     """
     further = recipe.backbone_arguments()
     for name in further:
