@@ -60,6 +60,8 @@ def in_turns(
     steps: Mapping[str, Step], *, rounds: int, warmup: int, device: str, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
     """Time each step once per round, in an order that rotates; returns name -> seconds of each round."""
+    if rounds < 2:
+        raise ValueError(f"`rounds` must be at least 2, for the quartiles, got {rounds}.")
     for step in steps.values():
         for _ in range(warmup):
             step()

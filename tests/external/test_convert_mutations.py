@@ -201,7 +201,7 @@ def has_parameter(model, name, shape):
 def rates(model):
     """Return the rates of all dropouts and stochastic depths that are not 0, by their names in timm's layout.
 
-    The dropout of 0.125 in the network of relative biases of timm's `vit_relpos` is left out here, as documented.
+    The dropout in the network of relative biases is left out, since it is an option of the encoding.
     """
     found = Counter()
     for name, part in model.named_modules():

@@ -303,6 +303,16 @@ def test_images_that_are_not_square_go_back_with_the_grid_of_the_table(name):
         graticule.to_transformers(videos)
 
 
+@torch.no_grad()
+def test_a_swin_whose_last_stage_is_one_window_converts_before_and_after_its_first_pass():
+    sizes = {"image_size": 32, "patch_size": 4, "window_size": 4}  # 8 x 8 patches, then 4 x 4
+    model = build("SwinModel", {**sizes, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]})
+    x = torch.randn(1, 3, 32, 32)
+    before = graticule.convert(model)(x)
+    model(x)  # sets shifts to 0
+    torch.testing.assert_close(graticule.convert(model)(x), before, rtol=0, atol=0)
+
+
 def outcomes_in_training(call):
     """Return the mean squares that a function returns in many calls, by all draws of stochastic depth."""
     with torch.no_grad():

@@ -68,18 +68,30 @@ def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bi
         back = graticule.to_timm(ours)
         assert_same_bits(back, original)
         assert difference(back, original, 32, 48) == 0
-        if hasattr(original, "set_input_size"):  # of timm 1.0.26, BEiT and vit_relpos have none
-            original.set_input_size((56, 40))
-            assert difference(ours, original, 56, 40) < 1e-12
-            ours.set_input_size((56, 40))
-            back = graticule.to_timm(ours)
-            assert difference(back, original, 56, 40) < 1e-12
+        original.set_input_size((56, 40))
+        assert difference(ours, original, 56, 40) < 1e-12
+        ours.set_input_size((56, 40))
+        back = graticule.to_timm(ours)
+        assert difference(back, original, 56, 40) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["mlp", "mlp-swin"])
+def test_dropout_in_the_network_of_a_bias_draws_as_in_timm(kind):
+    with in_float64():
+        original = build("vit_relpos_small_patch16_224", rel_pos_type=kind, rel_pos_dim=16)
+        ours, x = graticule.convert(original).train(), torch.randn(2, 3, *original.patch_embed.img_size)
+        outputs = []
+        for model in (original.train(), ours):
+            torch.manual_seed(0)
+            outputs.append(model(x))
+        torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+        assert not torch.allclose(outputs[0], original.eval()(x), rtol=0, atol=1e-9)
 
 
 def test_a_bias_of_swin_v2_in_a_vit_stays_relative_to_the_size_that_it_was_built_for():
     with in_float64():
         original = build("vit_relpos_small_patch16_224", rel_pos_type="mlp-swin", rel_pos_dim=8)
-        assert read(original).encoding == "continuous_bias(hidden=8)"
+        assert read(original).encoding == "continuous_bias(hidden=8, drop_rate=0.125)"
         ours = graticule.convert(original)
         assert difference(ours, original, 32, 48) < 1e-12
         assert_same_bits(graticule.to_timm(ours), original)

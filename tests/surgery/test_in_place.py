@@ -557,3 +557,10 @@ def test_an_operation_in_place_keeps_every_other_object(name, host):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_in_place(model, operation, **parts)
+
+
+def test_a_model_on_the_meta_device_is_resized():
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224")
+    graticule.resize(model, (448, 224))
+    assert model.pos_embed.is_meta and model.pos_embed.shape == (1, 28 * 14 + 1, 192)

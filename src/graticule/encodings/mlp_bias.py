@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import init_table, register_encoding
-from graticule.registry.fields import SmallCount
+from graticule.registry.fields import ShareBelowOne, SmallCount
 
 
 @register_encoding("mlp_bias")
@@ -20,17 +21,20 @@ class MlpBias(PatchBias):
     Unlike `continuous_bias` the displacement is not divided by the size of the grid, and the bias is not bounded: at
     another grid small displacements have the same bias, and larger ones are extrapolated. Prefix tokens get no bias.
 
-    Reference: timm's `vit_relpos` models (Wightman, 2022), type 'mlp' with mode 'cr'. Its dropout of 0.125 on the
-    hidden units is omitted.
+    Reference: timm's `vit_relpos` models (Wightman, 2022), type 'mlp' with mode 'cr'.
 
     Args:
         hidden: hidden units of the MLP.
+        drop_rate: dropout on the hidden units; 0.125 in timm.
     """
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 128) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 128, drop_rate: ShareBelowOne = 0.0
+    ) -> None:
         super().__init__(grid, num_heads)
+        self.drop_rate = drop_rate
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
 
@@ -42,7 +46,8 @@ class MlpBias(PatchBias):
         return (t.sign() * t.abs().to(wide).log1p()).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
+        units = self.fc1(self.coordinates(grid).flatten(0, -2)).relu()  # (displacements, hidden)
+        table = self.fc2(F.dropout(units, self.drop_rate, self.training))  # (displacements, heads)
         return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
@@ -73,12 +78,16 @@ class ContinuousBias(PatchBias):
 
     Args:
         hidden: hidden units of the MLP.
+        drop_rate: dropout on the hidden units; 0.125 in timm's `vit_relpos`.
     """
 
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 512) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: SmallCount, hidden: SmallCount = 512, drop_rate: ShareBelowOne = 0.0
+    ) -> None:
         super().__init__(grid, num_heads)
+        self.drop_rate = drop_rate
         # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
@@ -99,7 +108,10 @@ class ContinuousBias(PatchBias):
         return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
+        units = self.cpb_mlp[:2](self.coordinates(grid).flatten(0, -2))  # (displacements, hidden)
+        table = (
+            16 * self.cpb_mlp[2](F.dropout(units, self.drop_rate, self.training)).sigmoid()
+        )  # (displacements, heads)
         return grid.expand_offsets(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:

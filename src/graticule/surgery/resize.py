@@ -422,7 +422,10 @@ def carried(model: nn.Module) -> Iterator[None]:
         if not isinstance(value, Tensor):
             continue
         for other, another in new.items():
-            if not isinstance(another, Tensor) or not torch.equal(another, value):
+            is_same = another is value or (
+                isinstance(another, Tensor) and (another.is_meta or torch.equal(another, value))
+            )
+            if not is_same:
                 raise ValueError(f"`{other}` must not be the tensor {name}, too: their values of another size differ.")
         if type(old) is Tensor and type(value) is not Tensor:
             value = value.detach()

@@ -131,14 +131,16 @@ def read(model: nn.Module) -> Conversion:
 
 
 def _built_by_config(model: Any) -> nn.Module:
-    """Build the skeleton of a model of transformers; Swin makes its windows smaller in the first pass."""
+    """Build the skeleton of a model of transformers; Swin sets its windows and shifts in the first pass."""
     for name, value in (("quantization_config", None), ("return_dict", True)):
         if (actual := getattr(model.config, name, value)) != value:
             raise refuse(model, f"config.{name}", actual, f"must be {value}")
     skeleton = build_empty(model, model.config)
     parts = dict(model.named_modules())
     for name, part in skeleton.named_modules():
-        if getattr(parts.get(name), "window_size", None) != getattr(part, "window_size", None):
+        if any(
+            getattr(parts.get(name), key, None) != getattr(part, key, None) for key in ("window_size", "shift_size")
+        ):
             getattr(part, "set_shift_and_window_size", lambda _: None)(getattr(part, "input_resolution", None))
     return skeleton
 

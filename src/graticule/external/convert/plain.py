@@ -71,10 +71,7 @@ def _source_of_gates(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 @parts.register_conversion(VisionTransformerRelPos)
 def read_relpos(model: Any) -> Conversion:
-    """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network.
-
-    The network's dropout in training is omitted.
-    """
+    """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network."""
     kinds = {RelPosBlock: with_norms("pre_norm"), ResPostRelPosBlock: with_norms("post_norm")}
     arguments, source = vit_arguments(model, read_trunk(model), kinds)
     shared = model.shared_rel_pos is not None
@@ -92,10 +89,8 @@ def _read_bias(bias: Any) -> Spec:
     if isinstance(bias, RelPosBias):
         rows = {"prefix_rows": True} if bias.prefix_tokens else {}
         return Spec("relative_bias", {**rows, "resampler": RESAMPLER})
-    hidden = bias.mlp.fc1.out_features
-    if bias.mode == "cr":
-        return Spec("mlp_bias", {"hidden": hidden})
-    return Spec("continuous_bias", {"hidden": hidden})
+    options = {"hidden": bias.mlp.fc1.out_features, "drop_rate": bias.mlp.drop1.p}
+    return Spec("mlp_bias" if bias.mode == "cr" else "continuous_bias", options)
 
 
 _EVA = {EvaBlock: with_norms("pre_norm"), EvaBlockPostNorm: with_norms("post_norm")}
