@@ -92,7 +92,14 @@ REFUSED = [
         changed(VIT, lambda m: m.blocks[1].register_forward_hook(lambda *_: None)),
         "but blocks.1._forward_hooks is the function",
     ),
+    (changed(VIT, lambda m: m.register_forward_pre_hook(lambda *_: None)), "but _forward_pre_hooks is the function"),
+    (
+        changed(VIT, lambda m: m.norm.register_full_backward_hook(lambda *_: None)),
+        "but norm._backward_hooks is the function",
+    ),
     (changed(VIT, attribute("forward", lambda x: x)), "of test_convert, not its class's own; convert"),
+    (changed(VIT, attribute("_pos_embed", lambda x: x)), "but _pos_embed is the function"),
+    (changed(VIT, attribute("blocks.1.forward", lambda x: x)), "but blocks.1.forward is the function"),
     (changed(VIT, lambda m: m.register_state_dict_post_hook(lambda *_: None)), "but _state_dict_hooks is the function"),
     (within(global_hook(), VIT), "but torch.nn.modules.module._global_backward_hooks is the function"),
     (changed(VIT, lambda m: vars(m.blocks[1]).update(mlp=torch.relu)), "but blocks.1.mlp is hidden by an attribute of"),
@@ -101,7 +108,7 @@ REFUSED = [
     (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
     (
         within(patch.object(torch.nn.functional, "scaled_dot_product_attention", tie), VIT),
-        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's",
+        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's own",
     ),
     (
         changed(VIT, lambda m: m.blocks.__setitem__(1, torch.compile(m.blocks[1]))),
@@ -124,6 +131,7 @@ REFUSED = [
         "must be a VisionTransformer itself, got Longer of test_convert, a sub",
     ),
     (changed(VIT, attribute("blocks.1.mlp.fc1.__class__", Tripled)), "but blocks.1.mlp.fc1 is Tripled, not Linear"),
+    (changed(VIT, attribute("blocks.1.drop_path2", timm.layers.DropPath(0.3))), "drop_path2 is DropPath, not Identity"),
     # changed parts
     (
         changed(VIT, attribute("blocks.0.mlp.act", torch.nn.SiLU())),
@@ -131,7 +139,7 @@ REFUSED = [
     ),
     (changed(VIT, attribute("blocks.0.norm1.eps", 1e-3)), "blocks.0.norm1.eps is 0.001, not 1e-06 as in the others;"),
     (
-        changed(VIT, attribute("blocks.0.ls1", timm.layers.LayerScale(48))),
+        changed(VIT, attribute("blocks.0.ls1", timm.layers.LayerScale(32))),
         "blocks.0.ls1 is LayerScale, not Identity as in the others;",
     ),
     (changed(VIT, attribute("norm_pre", torch.nn.LayerNorm(48))), "`norm_pre` of VisionTransformer must be Identity"),
@@ -144,6 +152,8 @@ REFUSED = [
         "`model` must be a VisionTransformer as timm builds it from settings that have a counterpart here, but "
         "blocks.1.ls1 is ReLU, not Identity; convert the model before such a change.",
     ),
+    (changed(VIT, attribute("blocks.1.norm2.eps", 1e-3)), "but blocks.1.norm2.eps is 0.001, not 1e-06"),
+    (changed(VIT, attribute("blocks.1.mlp.act", torch.nn.SiLU())), "but blocks.1.mlp.act is SiLU, not GELU"),
     (changed(VIT, attribute("blocks.1.attn.scale", 7.0)), "but blocks.1.attn.scale is 7.0, not 0.25"),
     (changed(VIT, attribute("extra", torch.nn.Linear(2, 2))), "but extra is Linear, not absent"),
     (changed(VIT, attribute("patch_embed.proj.padding", (1, 0))), "but patch_embed.proj.padding is (1, 0), not (0, 0)"),
@@ -156,18 +166,33 @@ REFUSED = [
         "on one device, got VisionTransformer with blocks.1.norm1.weight in",
     ),
     (changed(VIT, tie), "but blocks.1.mlp.fc1.weight is the parameter blocks.0.mlp.fc1.weight, not a parameter of its"),
+    (
+        changed(VIT, lambda m: setattr(m.blocks[1], "attn", m.blocks[0].attn)),
+        "is the parameter blocks.0.attn.qkv.weight",
+    ),
     (changed(DINOV3, lambda m: m.rope.periods.mul_(1.5)), "but rope.periods is a tensor of other values, not what its"),
     (
         changed(DINOV3, attribute("rope.temperature", 7.0)),
-        "a tensor of other values, not what its class computes;",
+        "its class computes, which follows from rope.temperature = 7.0;",
+    ),
+    (
+        changed(DINOV3, attribute("rope.shift_coords", 0.5)),
+        "rope.aug_active is False, not True, which follows from rope.shift_coords = 0.5;",
     ),
     (changed(SWIN, attribute("layers.0.blocks.1.shift_size", (0, 0))), "blocks.1.shift_size is (0, 0), not (2, 2)"),
     (
+        changed(SWIN, attribute("layers.0.blocks.1.attn.scale", 0.9)),
+        "but layers.0.blocks.1.attn.scale is 0.9, not 0.17",
+    ),
+    (changed(SWIN, attribute("norm.eps", 0.1)), "eps is 1e-05, not 0.1"),
+    (changed(MIXER, attribute("blocks.1.mlp_channels.act", torch.nn.ReLU())), "mlp_channels.act is ReLU, not GELU"),
+    (
         changed(VIT, attribute("blocks.0.attn", torch.nn.ReLU())),
-        "part of another kind: 'ReLU' object has no attribute",
+        "part of another kind: `blocks.0.attn`, ReLU, which has no `",
     ),
     # parts without a counterpart
     (of("vit_dwee_patch16_reg1_gap_256"), "but blocks.0.attn is DiffAttention, not Attention"),
+    (partial(MIXER, proj_drop_rate=0.1), "but blocks.0.mlp_tokens.drop1.p is 0.1, not 0.0"),
     (
         of("vit_small_patch16_rope_mixed_224", rope_grid_indexing="ij"),
         "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'",
@@ -178,6 +203,8 @@ REFUSED = [
     ),
     (naflex(pos_embed_ar_preserving=True), "`pos_embed_ar_preserving` of NaFlexEmbeds must be False with a table"),
     (naflex(pos_embed="factorized"), "`pos_embed_type` of NaFlexEmbeds must be 'learned' or 'none'"),
+    (naflex(rope_type="mixed"), "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'"),
+    (partial(timm.create_model, "gmixer_12_224", img_size=32), "but blocks.0.mlp_tokens is GluMlp, not Mlp"),
     # other classes
     (
         partial(timm.create_model, "pvt_v2_b0"),

@@ -62,8 +62,10 @@ def run(options: RunsOptions) -> int:
 
 def _show(runs: Sequence[tuple[str, RunSummary]], options: RunsOptions) -> None:
     """Print a row per run, with a column for each value in which the recipes differ, up to `_OTHERS`."""
-    own = [summary.position if summary.recipe.get("encoding") is None else {} for _, summary in runs]
-    recipes = [flat_values({**summary.recipe, **built}) for (_, summary), built in zip(runs, own, strict=True)]
+    built_positions = [summary.position if summary.recipe.get("encoding") is None else {} for _, summary in runs]
+    recipes = [
+        flat_values({**summary.recipe, **built}) for (_, summary), built in zip(runs, built_positions, strict=True)
+    ]
     keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
     columns = {key: [recipe.get(key, "-") for recipe in recipes] for key in keys}
     columns["encoding"] = ["own" if value == "None" else value for value in columns["encoding"]]
