@@ -108,7 +108,7 @@ REFUSED = [
     (within(patch.object(Block, "forward", cache(tie)), VIT), "but timm.models.vision_transformer.Block.forward is"),
     (
         within(patch.object(torch.nn.functional, "scaled_dot_product_attention", tie), VIT),
-        "but torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's own",
+        "torch.nn.functional.scaled_dot_product_attention is the function tie of test_convert, not its library's own",
     ),
     (
         changed(VIT, lambda m: m.blocks.__setitem__(1, torch.compile(m.blocks[1]))),

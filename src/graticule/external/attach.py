@@ -109,8 +109,8 @@ def attach(
     attached.install(module, positions)
     attached.removed = [take_out(module, name) for name in names]
     words = {"encoding": " + ".join(map(str, ENCODINGS.specs(encoding))), "joining": str(joining)}
-    words |= {"blocks": host.pattern, "norm": host.norm, "remove": list(names), "image": host.image}
-    attached.created = {**words, "patch_grid": patch_grid}
+    arguments = {"blocks": host.pattern, "norm": host.norm, "remove": list(names), "image": host.image}
+    attached.created = {**words, **arguments, "patch_grid": patch_grid}
     module.add_module(NAME, attached.train(module.training))
     if attached.certificate is not None and example is not None:
         drift = drift_of(before[1:], _tokens(module, host, example)[1:])
