@@ -89,7 +89,7 @@ def gallery_table(kind: str, docs: Path = DOCS) -> str:
     for name in order_encodings():
         if group_of(name) == kind:
             drawn = (docs / "figures" / "encodings" / f"{name}.png").exists()
-            image = f"![map: {name}](figures/encodings/{name}.png)" if drawn else ""
+            image = f"![center-token map: {name}](figures/encodings/{name}.png)" if drawn else ""
             use = USES.get(name) or summary(ENCODINGS[name])
             file = Path(inspect.getfile(ENCODINGS[name])).relative_to(DOCS.parent).as_posix()
             lines.append([image, f"[`{name}`](../{file})", use, f"{parameters(name):,}", other_sizes(name)])

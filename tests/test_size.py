@@ -22,11 +22,11 @@ tests/lab: . 130, commands 1460, data 2740, figures 270, pages 360, recipes 470,
 """
 #: The most words of the larger pages of docs; each other page has at most GUIDE.
 WORDS = """
-audit.md 1480, backbones.md 1440, conformance.md 1330, convert.md 1910, dense.md 1280, encodings.md 2180, extending.md
+audit.md 1480, backbones.md 1440, conformance.md 1330, convert.md 1910, dense.md 1280, encodings.md 2230, extending.md
   1680, extrapolation.md 1500, papers.md 6620, pretrained.md 1950, results.md 2440, results/lape_place.md 2460,
   training.md 1280
 """
-GUIDE, TOTAL, PAGES, SOURCES = 1_200, 38_240, 26, 292
+GUIDE, TOTAL, PAGES, SOURCES = 1_200, 38_290, 26, 292
 
 
 def limits(table: str) -> dict[str, int]:
