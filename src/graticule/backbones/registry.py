@@ -407,6 +407,7 @@ class _BackboneConfig(Architecture):
 
 @register_kind("backbone")
 def open_backbone(config: Path, weights: Path | None) -> nn.Module:
+    """Build the backbone of a config.json, and load its weights unless they are None."""
     described = read_typed(config, _BackboneConfig)
     model = build_backbone(config, described)
     for word in CHOICES:

@@ -172,6 +172,7 @@ class _DenseConfig:
 @register_kind("segmenter")
 @register_kind("detector")
 def open_dense(config: Path, weights: Path | None) -> nn.Module:
+    """Build the detector or segmentation model of a config.json, and load its weights unless they are None."""
     described = read_typed(config, _DenseConfig)
     create: Any = create_detector if described.graticule.kind == "detector" else create_segmenter
 

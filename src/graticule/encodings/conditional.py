@@ -22,6 +22,7 @@ Places = int | tuple[int, ...]
 
 
 def each_place(places: Places) -> tuple[int, ...]:
+    """Return the insert positions as a tuple; a ValueError if there are none, or one twice."""
     different = (places,) if isinstance(places, int) else tuple(places)
     if not different or len(set(different)) < len(different):
         raise ValueError(f"`places` must be different layers, at least one, such as [0, 1, 2], got {places!r}.")

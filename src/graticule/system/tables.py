@@ -44,6 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def report_json(report: object) -> str:
+    """Return a report, such as a dataclass with tensors, as JSON; numbers that are not finite become null."""
     return json.dumps(plain(report), indent=1, default=str)
 
 

@@ -19,6 +19,7 @@ from graticule.testing.models import Finding
 
 
 def laws_of(*laws: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
+    """Map the name of each law, which reports call it by, to its function."""
     return {law.__name__: law for law in laws}
 
 

@@ -64,6 +64,7 @@ def test_erased_rectangles_have_timms_distribution():
         sides = [(int(x.min()), int(x.max() - x.min()) + 1) if len(x) else (0, 0) for x in (rows, columns)]
         timms.append((sides[0][0], sides[1][0], sides[0][1], sides[1][1]))
     close(boxes, timms)
+    assert (boxes >= 0).all() and (boxes[:, :2] + boxes[:, 2:] <= 32).all()
 
 
 @pytest.mark.parametrize("name", ["rand-m9-mstd0.5-inc1", "rand-m6-n3-mstd1.0-inc1", "rand-m5-p0.7", "rand-m9-mstd101"])
