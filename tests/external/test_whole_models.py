@@ -5,6 +5,7 @@ Reports of models that lost something: SY-Ch/Vireo#4, facebookresearch/sam2#138,
 pytorch/vision#5025, roboflow/rf-detr#948, #1023.
 """
 
+import copy
 import warnings
 from functools import partial
 from typing import Any
@@ -317,6 +318,45 @@ class Segmenter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [encoder(x)[0] for encoder in self.encoders]
+
+
+class OwnDinov2(transformers.Dinov2Model):
+    """A subclass of a user."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return 2 * super().forward(x)[0]
+
+
+class OwnViT(transformers.ViTModel):
+    """A subclass whose constructor has another argument."""
+
+    def __init__(self, config: Any, extra: int) -> None:
+        super().__init__(config)
+        self.extra = nn.Linear(2, extra)
+
+
+def test_a_block_that_a_model_has_twice_is_resized_once():
+    model = whole("BeitModel", **VIT, image_size=32, use_relative_position_bias=True)
+    other = copy.deepcopy(model)
+    model.layers[1] = model.layers[0]
+    other.layers[1].load_state_dict(other.layers[0].state_dict())
+    images = torch.randn(1, 3, 64, 32)
+    with torch.no_grad():
+        outputs = [graticule.resize(part, (64, 32))(images)[0] for part in (model, other)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+    assert model.layers[1] is model.layers[0]
+
+
+def test_subclasses_of_transformers_models_are_resized_or_refused():
+    config, images = transformers.Dinov2Config(**VIT, image_size=32), torch.randn(1, 3, 32, 64)
+    model = draw(OwnDinov2(config)).eval()
+    with torch.no_grad():
+        before = model(images)
+        torch.testing.assert_close(graticule.resize(model, (32, 64))(images), before)
+    with pytest.raises(
+        ValueError, match=r"`model` must be of a class that .* alone builds, got OwnViT, which raises Ty"
+    ):
+        graticule.resize(OwnViT(transformers.ViTConfig(**VIT, image_size=32), 3).eval(), (32, 64))
 
 
 def test_models_of_transformers_in_a_module_are_resized():

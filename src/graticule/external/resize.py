@@ -54,7 +54,8 @@ def resize_parts(model: nn.Module, **sizes: Any) -> None:
 
 def _outermost(module: nn.Module) -> list[nn.Module]:
     """Return a model of transformers, or those in a module of another library that are within no other one."""
-    if hasattr(getattr(module, "config", None), "model_type") and type(module).__module__.startswith("transformers."):
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__.startswith("transformers.models.")]
+    if kinds and hasattr(getattr(module, "config", None), "model_type"):  # also a subclass of the user
         return [module]
     return [part for child in module.children() for part in _outermost(child)]
 
@@ -193,7 +194,13 @@ def _resize(
         # of another grid of as many rows, it would take its table as it is
         is_other = math.prod(size) != math.prod(image) and patch is None and channels is None and resampler is None
         before, constants = _trace(runs) if tables and is_other else ({}, {})
+        places: set[tuple[int, str]] = set()
         for path, table in tables.items():
+            owner, _, leaf = path.rpartition(".")
+            if (place := (id(model.get_submodule(owner)), leaf)) in places:  # of a block that the model has twice
+                changes.pop(path, None)
+                continue
+            places.add(place)
             grids = table.sides(image), new_tables[path].sides(size)
             if path in changes or (grids[0] != grids[1] and math.prod(grids[0]) == math.prod(grids[1])):
                 _, new = changes.pop(path, (None, other.get_parameter(path)))

@@ -95,8 +95,8 @@ def set_methods(model: nn.Module, tables: Mapping[str, Table], size: Shape, for_
     Saving such a model by transformers warns. `tables` are by the name of their parameter. For images of any size the
     methods of squares are replaced, too: a class may compare sizes, which a program for all of them cannot.
     """
-    parts: dict[str, Any] = dict(model.named_modules())
-    for part in parts.values():
+    parts: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    for part in dict.fromkeys(parts.values()):  # a block may be at several places
         for key in [key for key, value in vars(part).items() if getattr(value, "func", None) in _REPLACEMENTS]:
             delattr(part, key)
         for key in [key for key, hook in part._state_dict_pre_hooks.items() if hook is say_grid]:

@@ -154,9 +154,14 @@ def build_empty(model: nn.Module, config: Any) -> nn.Module:
     build = partial(type(model), **{name: value for name, value in parts.items() if name in known})
     try:
         return build_skeleton(partial(build, config))
-    except Exception:  # it divides a list
+    except Exception as error:  # it divides a list
         if (divisible := _with_sides(config)) is None:
-            raise
+            if type(model).__module__.startswith("transformers."):
+                raise
+            raise ValueError(
+                f"`model` must be of a class that its configuration alone builds, got {type(model).__name__}, which "
+                f"raises {type(error).__name__}: {error}."
+            ) from error
     try:
         return without_sides(build_skeleton(partial(build, divisible)))
     except Exception as error:
