@@ -20,5 +20,5 @@ def test_the_page_has_tables_curves_and_images_and_needs_nothing_else(tmp_path):
     for scores in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
         assert re.search(rf">{sum(scores) / 2:.2f} ±", page)
     assert all(f"zoom {height}" in page for height, _ in module.SIZES)
-    assert "neither confirm nor refute the paper" in page and "the control of amplitude" in page
+    assert "neither confirm nor refute the paper" in page and "the control for the larger initialization" in page
     assert page.count(" points over default") == 2 and page.count(" points over std 1") == 2
